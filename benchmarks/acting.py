@@ -1,9 +1,11 @@
-"""What one `agent.act` and `agent.observe` of a 4-64-64-2 policy take, next to the bare forward pass of PyTorch.
+"""What one `agent.act` and `agent.observe` of a 4-64-64-2 policy take, next to the bare forward pass of
+PyTorch.
 
     python benchmarks/acting.py --peers-python PEERS/bin/python        # writes benchmarks/results/acting.md
 
-PyTorch's figure is `network(tensor)` in eager mode without gradients: no sampling, no conversion from or to NumPy, nothing kept. operant's
-is all that a program's loop asks for: the states are checked, an action is drawn and returned as a number, the row is kept for learning.
+PyTorch's figure is `network(tensor)` in eager mode without gradients: no sampling, no conversion from or to
+NumPy, nothing kept. operant's is all that a program's loop asks for: the states are checked, an action is
+drawn and returned as a number, the row is kept for learning.
 """
 
 import argparse
@@ -119,7 +121,8 @@ def main():
         "",
         "A 4-64-64-2 policy on CPU: " + " ".join(__doc__.split("\n\n")[-1].split()),
         "",
-        f"Processor: {processor()}. Medians of {arguments.rounds} alternating processes (in brackets: fastest, slowest). Versions: "
+        f"Processor: {processor()}. Medians of {arguments.rounds} alternating processes (in brackets: "
+        "fastest, slowest). Versions: "
         f"python {sys.version.split()[0]}, {', '.join(sorted(versions))}, jax {version('jax')}. "
         f"Command: `python benchmarks/acting.py --peers-python .../python --rounds {arguments.rounds}`.",
         "",

@@ -1,8 +1,8 @@
 """Time the ways to compute convolutions on CPU, and their effect on small networks; compare their results.
 
 `plain` is XLA's own convolution, `own` what operant does (`operant.nn.convolutions`); `+library` is with
-`operant.spec.runtime.LIBRARY_FLAG`. Times are processor times in ms: the shortest call of each round, the median over
-rounds.
+`operant.spec.runtime.LIBRARY_FLAG`. Times are processor times in ms: the shortest call of each round, the
+median over rounds.
 
     python benchmarks/convolutions.py --rounds 5 --seconds 5
 
@@ -30,7 +30,8 @@ TASKS = ("forward-8", "forward-256", "gradient-32", "gradient-256", "scan-16", "
 
 
 def nature(frames: int, kind: str) -> Callable[[], Any]:
-    """The Nature CNN on stacks of four 84 x 84 frames: its outputs, the gradient of a loss, or two steps along it."""
+    """The Nature CNN on stacks of four 84 x 84 frames: its outputs, the gradient of a loss, or two steps
+    along it."""
     import jax
     import jax.numpy as jnp
 
@@ -132,7 +133,8 @@ def measure(name: str, way: str, seconds: float, output: str) -> float:
 
 
 def difference(a: str, b: str) -> float:
-    """Return the largest difference between two files of arrays, relative to the largest number of its array."""
+    """Return the largest difference between two files of arrays, relative to the largest number of its
+    array."""
     with np.load(a) as first, np.load(b) as second:
         pairs = [(first[name], second[name]) for name in first.files if first[name].dtype.kind == "f"]
     return max(float(np.abs(x - y).max() / max(np.abs(x).max(), 1e-12)) for x, y in pairs if x.size)

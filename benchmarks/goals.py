@@ -2,8 +2,8 @@
 
     python benchmarks/goals.py
 
-Whole commands, from the start of the process to its end, in turn. Seeds are compared by the difference of a long and a short command, in
-which imports and compilation cancel.
+Whole commands, from the start of the process to its end, in turn. Seeds are compared by the difference of a
+long and a short command, in which imports and compilation cancel.
 
 Results: benchmarks/results/goals.md.
 """
@@ -81,15 +81,19 @@ def main() -> None:
     lines = [
         "# Waiting",
         "",
-        f"`python benchmarks/goals.py --rounds {arguments.rounds}`: {' '.join(__doc__.split(chr(10) * 2)[-2].split())} Medians, in brackets the",
-        f"fastest and the slowest. {os.cpu_count()} cores of {processor()}, load {load:.1f} at the start, Python",
+        f"`python benchmarks/goals.py --rounds {arguments.rounds}`: "
+        f"{' '.join(__doc__.split(chr(10) * 2)[-2].split())} Medians, in brackets the",
+        f"fastest and the slowest. {os.cpu_count()} cores of {processor()}, load {load:.1f} at the start, "
+        "Python",
         f"{platform.python_version()}, JAX {version('jax')}, Gymnasium {version('gymnasium')}.",
         "",
         "| command | seconds | goal |",
         "|---|---|---|",
         f"| `operant --help` | {estimated(found['help'])} | 0.5 |",
-        f"| `operant {' '.join(COMMANDS['first update'])}`: one update, and everything saved | {estimated(found['first update'])} | 10 |",
-        f"| `operant {' '.join(NATIVE)} --n-seeds 1`: {LONG - SHORT:,} steps of it | {estimated(steps[1])} | |",
+        f"| `operant {' '.join(COMMANDS['first update'])}`: one update, and everything saved | "
+        f"{estimated(found['first update'])} | 10 |",
+        f"| `operant {' '.join(NATIVE)} --n-seeds 1`: {LONG - SHORT:,} steps of it | {estimated(steps[1])} "
+        "| |",
         f"| the same with `--n-seeds 8`, as many of each seed | {estimated(steps[8])} | |",
         f"| eight seeds, as multiples of one | {estimated(ratios)} | 8 |",
     ]

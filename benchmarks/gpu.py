@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py
 
-All seeds are one program (`vmap`), as `operant train --n-seeds` makes of them on a GPU. Compilation, of several programs at a time, is not counted.
-Results: benchmarks/results/gpu.md.
+All seeds are one program (`vmap`), as `operant train --n-seeds` makes of them on a GPU. Compilation, of
+several programs at a time, is not counted. Results: benchmarks/results/gpu.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def grid(seeds: int, envs: int) -> Job:
 
 
 def preset(agent: str, name: str, env: str) -> tuple[Job, int]:
-    """Return eight seeds with a preset's settings on the JAX-native form of its environment, and its steps."""
+    """Return eight seeds with a preset's settings on the JAX-native form of its environment, and its
+    steps."""
     settings = presets.settings(agent, name)
     steps, envs = settings.pop("max_steps"), settings.pop("n_envs", 1)
     own = {key: value for key, value in settings.items() if key in parse_agent(agent).config.to_dict()}
@@ -133,7 +134,8 @@ def main() -> None:
         single, eight = (speeds(next(populations)[0], arguments.seconds, arguments.rounds) for _ in range(2))
         times = [SEEDS * a / b for a, b in zip(single, eight, strict=True)]
         row(
-            f"| {name} | {one.env} | {one.envs} | {estimated(single, ',.0f')} | {estimated(eight, ',.0f')} | {estimated(times, '.2f')} |"
+            f"| {name} | {one.env} | {one.envs} | {estimated(single, ',.0f')} | {estimated(eight, ',.0f')} "
+            f"| {estimated(times, '.2f')} |"
         )
     rows += [
         "",
@@ -145,7 +147,8 @@ def main() -> None:
     for job in grids:
         population, seconds = next(populations)
         row(
-            f"| {job.seeds} | {job.envs} | {estimated(speeds(population, arguments.seconds, arguments.rounds), ',.0f')} | {seconds:.0f} |"
+            f"| {job.seeds} | {job.envs} | "
+            f"{estimated(speeds(population, arguments.seconds, arguments.rounds), ',.0f')} | {seconds:.0f} |"
         )
     rows += [
         "",
@@ -166,7 +169,9 @@ def main() -> None:
     lines = [
         "# On a GPU",
         "",
-        f"`python benchmarks/gpu.py --rounds {arguments.rounds} --seconds {arguments.seconds:g}`, {time.strftime('%Y-%m-%d')}: environment steps per second, medians, in brackets the lowest and the highest.",
+        f"`python benchmarks/gpu.py --rounds {arguments.rounds} --seconds {arguments.seconds:g}`, "
+        f"{time.strftime('%Y-%m-%d')}: environment steps per second, medians, in brackets the lowest and "
+        "the highest.",
         f"{device.device_kind}; {processor()}; {versions}; JAX's own precision (TF32).",
         "",
         *rows,

@@ -2,8 +2,9 @@
 
     python benchmarks/pong.py --output benchmarks/results/pong-gpu.md
 
-For a machine with a GPU; on a CPU `speed/breakdown.py` and `convolutions.py` say more. Agents with a memory begin to learn after fewer random steps
-than the presets ask for. Calls are timed from outside, an update until it is computed.
+For a machine with a GPU; on a CPU `speed/breakdown.py` and `convolutions.py` say more. Agents with a memory
+begin to learn after fewer random steps than the presets ask for. Calls are timed from outside, an update
+until it is computed.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ def main() -> None:
     lines = [
         "# Presets on Pong",
         "",
-        f"`python benchmarks/pong.py --seconds {arguments.seconds:g}`, {time.strftime('%Y-%m-%d')}: environment steps per second of each preset while it learns.",
-        f"{jax.devices()[0].device_kind}; {processor()}, {os.cpu_count()} cores; {', '.join(f'{n} {version(n)}' for n in names)}.",
+        f"`python benchmarks/pong.py --seconds {arguments.seconds:g}`, {time.strftime('%Y-%m-%d')}: "
+        "environment steps per second of each preset while it learns.",
+        f"{jax.devices()[0].device_kind}; {processor()}, {os.cpu_count()} cores; "
+        f"{', '.join(f'{n} {version(n)}' for n in names)}.",
         "",
-        f"| preset | steps/s | µs per step | {' | '.join(PARTS.values())} | fetching what was chosen, and the rest |",
+        f"| preset | steps/s | µs per step | {' | '.join(PARTS.values())} | fetching what was chosen, and "
+        "the rest |",
         "|---|---:|---:|---:|---:|---:|---:|",
         *rows,
     ]

@@ -1,13 +1,14 @@
-"""Time the matrix products of a gradient step of TD3, DDPG and SAC on CPU: batch 256, layers of 256, on one core and on more.
+"""Time the matrix products of a gradient step of TD3, DDPG and SAC on CPU: batch 256, layers of 256, on one
+core and on more.
 
-`library` is what XLA does by itself, `eigen` the same without its library for matrix products, `numpy` the BLAS that
-comes with NumPy. Twenty products in a loop, each with the result of the last, like the layers of a network in an
-update; microseconds per product, the median of calls, then the median over rounds.
+`library` is what XLA does by itself, `eigen` the same without its library for matrix products, `numpy` the
+BLAS that comes with NumPy. Twenty products in a loop, each with the result of the last, like the layers of a
+network in an update; microseconds per product, the median of calls, then the median over rounds.
 
     python benchmarks/products.py --rounds 5 --seconds 2
 
-Every measurement is a process of its own: XLA reads its flags and the number of cores only once. Rounds alternate
-between the ways.
+Every measurement is a process of its own: XLA reads its flags and the number of cores only once. Rounds
+alternate between the ways.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ TASKS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def chain(task: str, way: str) -> Callable[[], Any]:
-    """Return what is timed. Nothing grows or vanishes: the numbers of a product keep the size of its first factor."""
+    """Return what is timed.
+
+    Nothing grows or vanishes: the numbers of a product keep the size of its first factor.
+    """
     product = TASKS[task]
     generator = np.random.default_rng(0)
     first, second = generator.normal(size=(2, SIZE, SIZE)).astype(np.float32)

@@ -1,5 +1,5 @@
-"""Time of one step of one environment, wherever it runs, next to Gymnasium's `AsyncVectorEnv` and a plain Ray actor. On
-one machine, over loopback.
+"""Time of one step of one environment, wherever it runs, next to Gymnasium's `AsyncVectorEnv` and a plain Ray
+actor. On one machine, over loopback.
 
     python benchmarks/remote.py --output benchmarks/results/remote.md
 
@@ -77,7 +77,8 @@ def asynchronous(name: str) -> Iterator[Step]:
 
 
 class Plain:
-    """What anybody would write first: a Ray actor that steps an environment, observations as Ray sends them."""
+    """What anybody would write first: a Ray actor that steps an environment, observations as Ray sends
+    them."""
 
     def __init__(self, name: str) -> None:
         self.env = made(name)
@@ -134,7 +135,10 @@ def served(name: str, tls: bool = False, processes: bool = True) -> Iterator[Ste
     with tempfile.TemporaryDirectory() as folder:
         files = (f"{folder}/cert.pem", f"{folder}/key.pem") if tls else (None, None)
         if tls:
-            command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
+            command = (
+                "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+                "-subj /CN=x"
+            )
             named = ["-out", files[0], "-keyout", files[1], "-addext", "subjectAltName=IP:127.0.0.1"]
             subprocess.run([*command.split(), *named], check=True, capture_output=True)
         code = (
@@ -202,7 +206,10 @@ def main() -> None:
             found = times[way, name]
             cells.append(f"{statistics.median(found):.0f} ({min(found):.0f} to {max(found):.0f})")
         lines.append(f"| {way} | {cells[0]} | {cells[1]} |")
-    where = f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium {gymnasium.__version__}, load {os.getloadavg()[1]:.1f}"
+    where = (
+        f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, "
+        f"Gymnasium {gymnasium.__version__}, load {os.getloadavg()[1]:.1f}"
+    )
     text = (
         f"Medians of {RUNS} alternating runs of {asked.seconds:g} s (smallest to largest). {where}.\n\n"
         + "\n".join(lines)

@@ -2,8 +2,9 @@
 
     python benchmarks/seeds.py
 
-Each figure is of a process of its own, in turn; compilation is not counted. `apart`: one program, called for each seed by as many threads as
-there are cores, as `operant train --n-seeds` does on a CPU. `mapped`: one program for all by `vmap`, as it does on a GPU.
+Each figure is of a process of its own, in turn; compilation is not counted. `apart`: one program, called for
+each seed by as many threads as there are cores, as `operant train --n-seeds` does on a CPU. `mapped`: one
+program for all by `vmap`, as it does on a GPU.
 
 Results: benchmarks/results/seeds.md.
 """
@@ -33,7 +34,10 @@ SEEDS = 8
 OPTIONS = {"buffer_initial_size": 500}
 """Of those that learn from a replay memory: so that all that is measured is learning."""
 CALL_STEPS, WARM_STEPS = 256, 1024
-"""Steps of one call, at least one block, where learning takes long; steps of each seed before those that are measured."""
+"""Steps of one call, at least one block, where learning takes long.
+
+Steps of each seed before those that are measured.
+"""
 
 
 def measure(name: str, way: str, seconds: float) -> float:
@@ -60,7 +64,10 @@ def measure(name: str, way: str, seconds: float) -> float:
 
 
 def steps_per_second(population: MultiSeedRunner, blocks: int, seconds: float) -> float:
-    """Let a population, once warm, run in calls of that many blocks; return the steps per second of all seeds together."""
+    """Let a population, once warm, run in calls of that many blocks.
+
+    Return the steps per second of all seeds together.
+    """
     while population.steps[0] < WARM_STEPS:
         population.advance(blocks)
     steps, began = int(population.steps.sum()), time.perf_counter()
@@ -110,12 +117,16 @@ def main() -> None:
     lines = [
         "# Eight seeds at once",
         "",
-        f"`python benchmarks/seeds.py --rounds {arguments.rounds}`: {__doc__.splitlines()[0]} {' '.join(__doc__.split(chr(10) * 2)[-2].split())}",
-        "Medians, in brackets the lowest and the highest. The last two columns: the time that eight seeds take, as multiples of the time of one.",
-        f"{os.cpu_count()} cores of {processor()}, load {load:.1f} at the start, Python {platform.python_version()}, JAX {version('jax')}; options",
+        f"`python benchmarks/seeds.py --rounds {arguments.rounds}`: {__doc__.splitlines()[0]} "
+        f"{' '.join(__doc__.split(chr(10) * 2)[-2].split())}",
+        "Medians, in brackets the lowest and the highest. The last two columns: the time that eight seeds "
+        "take, as multiples of the time of one.",
+        f"{os.cpu_count()} cores of {processor()}, load {load:.1f} at the start, Python "
+        f"{platform.python_version()}, JAX {version('jax')}; options",
         f"as they come, but for replay {', '.join(f'`{k}={v}`' for k, v in OPTIONS.items())}.",
         "",
-        "| agent | environment | environments | one seed | eight mapped | eight apart | mapped, times one | apart, times one |",
+        "| agent | environment | environments | one seed | eight mapped | eight apart | mapped, times one | "
+        "apart, times one |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
         *rows,
     ]

@@ -2,8 +2,8 @@
 
     python benchmarks/target.py --xagents .venv-predecessors/bin/xagents
 
-Whole commands with default settings, one after the other, from the start of the process to its end: imports and
-compilation count. A command that does not reach the reward within the steps has no time. Results:
+Whole commands with default settings, one after the other, from the start of the process to its end: imports
+and compilation count. A command that does not reach the reward within the steps has no time. Results:
 benchmarks/results/target.md.
 """
 
@@ -60,7 +60,10 @@ def row(name: str, found: list[Found]) -> str:
         return f"| {name} | 0 of {len(found)} | - | - (all steps: {longest:.0f} s) |"
     steps = statistics.median(each.steps for each in there if each.steps is not None)
     seconds = ", ".join(f"{each.seconds:.1f}" for each in there)
-    return f"| {name} | {len(there)} of {len(found)} | {steps:,.0f} | {statistics.median(each.seconds for each in there):.1f} ({seconds}) |"
+    return (
+        f"| {name} | {len(there)} of {len(found)} | {steps:,.0f} | "
+        f"{statistics.median(each.seconds for each in there):.1f} ({seconds}) |"
+    )
 
 
 def main() -> None:
@@ -76,8 +79,10 @@ def main() -> None:
     }
     lines = ["# Seconds to a mean reward", ""]
     lines += [
-        f"`python benchmarks/target.py --xagents .../xagents --seeds {arguments.seeds}`. Whole commands, seeds 1 to {arguments.seeds} in turn, "
-        f"medians. {os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()} and 3.8, "
+        f"`python benchmarks/target.py --xagents .../xagents --seeds {arguments.seeds}`. Whole commands, "
+        f"seeds 1 to {arguments.seeds} in turn, "
+        f"medians. {os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()} "
+        "and 3.8, "
         f"operant {version('operant')}, JAX {version('jax')}, load {os.getloadavg()[0]:.1f} at the start.",
     ]
     for agent, words in TASKS.items():

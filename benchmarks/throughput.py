@@ -1,10 +1,12 @@
-"""Steps per second of 1 to 16 environments, wherever they are: here, in processes, on servers, on a Ray cluster. One machine.
+"""Steps per second of 1 to 16 environments, wherever they are: here, in processes, on servers, on a Ray
+cluster. One machine.
 
     python benchmarks/throughput.py
 
-Three environments: CartPole, which takes microseconds; one that waits 5 ms in a step, as a simulator on other hardware or a network
-does; and one that computes for 5 ms, as a simulator on this machine does. Each environment goes at its own pace, as in a `Runner`
-without batching; actions are constant, so that what is measured is the connection to the environments.
+Three environments: CartPole, which takes microseconds; one that waits 5 ms in a step, as a simulator on other
+hardware or a network does; and one that computes for 5 ms, as a simulator on this machine does. Each
+environment goes at its own pace, as in a `Runner` without batching; actions are constant, so that what is
+measured is the connection to the environments.
 """
 
 from __future__ import annotations
@@ -144,8 +146,10 @@ def write(
     lines = [
         "# Throughput by the number of environments",
         "",
-        f"`python benchmarks/throughput.py`. Steps per second, medians of {asked.rounds} rounds of {asked.seconds:g} s. "
-        f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium {version('gymnasium')}, "
+        f"`python benchmarks/throughput.py`. Steps per second, medians of {asked.rounds} rounds of "
+        f"{asked.seconds:g} s. "
+        f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium "
+        f"{version('gymnasium')}, "
         f"Ray {version('ray')}, load {load:.1f} at the start.",
     ]
     for name, ways in speeds.items():
@@ -166,10 +170,12 @@ def write(
     draw(speeds)
 
 
-NOTE = f"""Read it so: an environment that takes {STEP * 1000:g} ms makes at most 200 steps a second. One that waits leaves the processor to
-others, so n of them make n x 200 until the agent's process, which packs, sends and reads each step, has no time left: at a cost of c
-per step that is at 1 / c steps a second. One that computes needs a processor of its own: processors x 200 is the most there can be, less
-what the way itself computes. In this process all take turns, and the number does not matter."""
+NOTE = f"""Read it so: an environment that takes {STEP * 1000:g} ms makes at most 200 steps a second. One
+that waits leaves the processor to others, so n of them make n x 200 until the agent's process,
+which packs, sends and reads each step, has no time left: at a cost of c per step that is at 1 / c
+steps a second. One that computes needs a processor of its own: processors x 200 is the most there
+can be, less what the way itself computes. In this process all take turns, and the number does not
+matter."""
 
 
 def cycle(sizes: dict[int, list[float]]) -> str:
@@ -178,8 +184,10 @@ def cycle(sizes: dict[int, list[float]]) -> str:
     slope, start = np.polyfit(SIZES, took, 1)
     last = SIZES[-1]
     return (
-        f"A step of n waiting environments in processes took {start:.1f} + n x {slope:.2f} ms, the line through the rows above: "
-        f"{last / (start + last * slope) * 1000:,.0f} steps a second with {last}, where {took[-1]:.1f} ms were measured."
+        f"A step of n waiting environments in processes took {start:.1f} + n x {slope:.2f} ms, the line "
+        "through the rows above: "
+        f"{last / (start + last * slope) * 1000:,.0f} steps a second with {last}, where {took[-1]:.1f} ms "
+        "were measured."
     )
 
 
@@ -202,7 +210,8 @@ def draw(speeds: dict[str, dict[str, dict[int, list[float]]]]) -> None:
 
 if __name__ == "__main__":
     matplotlib.use("Agg")
-    # Workers import the environments by name, so this folder must be on their path, and this file must be importable.
+    # Workers import the environments by name, so this folder must be on their path, and this file must be
+    # importable.
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     main()

@@ -1,9 +1,10 @@
-"""Does tuning help? A study of PPO on CartPole, then its best settings against the defaults over fresh seeds, by the study's own metric.
+"""Does tuning help? A study of PPO on CartPole, then its best settings against the defaults over fresh seeds,
+by the study's own metric.
 
     python benchmarks/tune.py                  # writes benchmarks/results/tune.md and docs/images/tune-*.png
 
-Both sides train as long as a trial does, with seeds that no trial used; the score of a seed is defined like a trial's
-value: the mean return of the last 100 training episodes.
+Both sides train as long as a trial does, with seeds that no trial used; the score of a seed is defined like a
+trial's value: the mean return of the last 100 training episodes.
 """
 
 import argparse
@@ -94,14 +95,17 @@ def main():
     lines = [
         "# Tuning",
         "",
-        f"PPO on `{ENV}`, 8 environments: a study of {arguments.n_trials} trials of {steps:,} environment steps, then its best settings against",
-        f"the defaults with {arguments.seeds} seeds that no trial used, trained as long. Score of a seed: mean return of the last 100 training episodes,",
+        f"PPO on `{ENV}`, 8 environments: a study of {arguments.n_trials} trials of {steps:,} environment "
+        "steps, then its best settings against",
+        f"the defaults with {arguments.seeds} seeds that no trial used, trained as long. Score of a seed: "
+        "mean return of the last 100 training episodes,",
         "which is what the study maximises. 95% bootstrap intervals over seeds.",
         "",
         "| settings | mean [95%] | IQM [95%] | worst seed | best seed |",
         "|---|---|---|---|---|",
         *(
-            f"| {label} | {shown(values)} | {shown(values, 'iqm')} | {values.min():.1f} | {values.max():.1f} |"
+            f"| {label} | {shown(values)} | {shown(values, 'iqm')} | {values.min():.1f} | "
+            f"{values.max():.1f} |"
             for label, values in rows
         ),
         "",
@@ -118,14 +122,16 @@ def main():
         value = best.params[option]
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         lines.append(
-            f"| `{option}` | {', '.join(map(str, values))} | {text} | {default(config_class('ppo'), option)} |"
+            f"| `{option}` | {', '.join(map(str, values))} | {text} | "
+            f"{default(config_class('ppo'), option)} |"
         )
     lines += [
         "",
         "![history](../../docs/images/tune-history.png)",
         "![parallel](../../docs/images/tune-parallel.png)",
         "",
-        f"Command: `python benchmarks/tune.py --n-trials {arguments.n_trials} --trial-steps {steps} --n-jobs {arguments.n_jobs} "
+        f"Command: `python benchmarks/tune.py --n-trials {arguments.n_trials} --trial-steps {steps} "
+        f"--n-jobs {arguments.n_jobs} "
         f"--seeds {arguments.seeds}`. Versions: python {platform.python_version()}, {versions}.",
     ]
     (ROOT / "benchmarks" / "results" / "tune.md").write_text("\n".join(lines) + "\n")

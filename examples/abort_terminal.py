@@ -1,4 +1,5 @@
-"""For the agent, an episode aborted by a time limit is not over: terminal=2 counts the value of what would have followed."""
+"""For the agent, an episode aborted by a time limit is not over: terminal=2 counts the value of what would
+have followed."""
 
 from operant import Agent, Environment
 

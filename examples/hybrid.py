@@ -1,4 +1,7 @@
-"""States of an image, a vector and a choice; actions of a masked choice, a bounded number and a switch: in three styles of interaction."""
+"""States of an image, a vector and a choice.
+
+Actions of a masked choice, a bounded number and a switch: in three styles of interaction.
+"""
 
 import sys
 
@@ -8,7 +11,8 @@ from operant import Agent, Environment
 
 
 class Cockpit(Environment):
-    """Three things to do at once: choose the gear that the level asks for, follow a number, light the lamp when it is dark."""
+    """Three things to do at once: choose the gear that the level asks for, follow a number, light the lamp
+    when it is dark."""
 
     def __init__(self, seed=0):
         super().__init__()

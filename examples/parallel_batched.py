@@ -1,4 +1,7 @@
-"""Several environments in this process, one call of the agent for all of them. Run this in the repository's root."""
+"""Several environments in this process, one call of the agent for all of them.
+
+Run this in the repository's root.
+"""
 
 from operant import Runner
 

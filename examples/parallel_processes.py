@@ -1,4 +1,7 @@
-"""Each environment in a process of its own; the agent serves whichever is ready. Run this in the repository's root."""
+"""Each environment in a process of its own; the agent serves whichever is ready.
+
+Run this in the repository's root.
+"""
 
 from operant import Runner
 

@@ -13,8 +13,9 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # GPUs round otherwise, and not always alike
 
-# Most of a test's time is XLA's, on programs that other tests and their processes compile, too. All share a folder: a
-# file that is read while another process writes it does not decompress, and its program is compiled once more.
+# Most of a test's time is XLA's, on programs that other tests and their processes compile, too. All share a
+# folder: a file that is read while another process writes it does not decompress, and its program is compiled
+# once more.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="operant-compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
@@ -23,8 +24,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-# Programs here run for seconds at most: what LLVM's dearer passes would save them, an eighth to a third of a test's time went into.
-# XLA's own passes are those that users get. With XLA_FLAGS set, to nothing for example, all is as there.
+# Programs here run for seconds at most: what LLVM's dearer passes would save them, an eighth to a third of a
+# test's time went into. XLA's own passes are those that users get. With XLA_FLAGS set, to nothing for
+# example, all is as there.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 import hypothesis
@@ -35,7 +37,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
-# How long an example takes says how busy the machine is, not whether it holds: first calls import and compile.
+# How long an example takes says how busy the machine is, not whether it holds: first calls import and
+# compile.
 hypothesis.settings.register_profile(
     "operant", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -49,7 +52,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 MANY_MAPS = 40_000
 """Memory maps from which on compiled code is freed within a file, too."""
 LOOK = 4
-"""Tests from one look at the maps to the next: one of a recurrent network in all drivers takes up to 6,000."""
+"""Tests from one look at the maps to the next: one of a recurrent network in all drivers takes up to
+6,000."""
 
 
 def _free_compiled_code(modules):
@@ -64,7 +68,8 @@ def _free_compiled_code(modules):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_code_is_freed():
-    """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole test run has more."""
+    """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole
+    test run has more."""
     yield
     _free_compiled_code([])
 
@@ -89,7 +94,10 @@ TESTS = pytest.StashKey[int]()
 EVERYDAY = ("dqn", "ppo")
 """Agents whose shared tests run every day: replay, rollouts."""
 SLOW = ("td3",)
-"""Agents whose shared tests are slow: continuous actions, deterministic. Those of the others are exhaustive."""
+"""Agents whose shared tests are slow: continuous actions, deterministic.
+
+Those of the others are exhaustive.
+"""
 OWN = (*EVERYDAY, "modular")
 """Agents whose own tests run every day, too."""
 LONG = ("test_dropout.py", "test_knobs.py")

@@ -99,7 +99,10 @@ def create(case, seed=1):
 
 
 def shake(agent):
-    """Change weights and running moments, so that they are not those of the start; training would compile for a minute."""
+    """Change weights and running moments, so that they are not those of the start.
+
+    Training would compile for a minute.
+    """
     rng = np.random.default_rng(0)
     algorithm, engine = agent.learner.algorithm, agent.engine
 

@@ -7,7 +7,10 @@ from operant.envs import Environment
 
 
 class Goal(gymnasium.Env):
-    """Episodes of `length` steps. From a seed on, the first, third, ... is a success; `distance` is told at every step."""
+    """Episodes of `length` steps.
+
+    From a seed on, the first, third, ... is a success; `distance` is told at every step.
+    """
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

@@ -1,7 +1,8 @@
-"""Actor-critics in plain NumPy, float64, gradients worked by hand: what the shipped gradient steps are compared with.
+"""Actor-critics in plain NumPy, float64, gradients worked by hand: what the shipped gradient steps are
+compared with.
 
-Networks have one hidden layer of rectifiers. Observations are `[B, 3]`; actions are two named leaves, `arm [B, 2]` and `leg [B]`,
-which stand side by side here: `[B, 3]`.
+Networks have one hidden layer of rectifiers. Observations are `[B, 3]`; actions are two named leaves,
+`arm [B, 2]` and `leg [B]`, which stand side by side here: `[B, 3]`.
 """
 
 from __future__ import annotations

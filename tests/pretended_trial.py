@@ -1,7 +1,10 @@
-"""The process of a trial without JAX: its reward is a function of the settings. For tests of the study around it.
+"""The process of a trial without JAX: its reward is a function of the settings.
 
-The environment's name says what it does beside: `crash` dies on large learning rates, `refuse` cannot be built, `raise` fails, `hang`
-never ends, `silent` ends no episode, `nan` ends with no number, `gap` has none in the middle.
+For tests of the study around it.
+
+The environment's name says what it does beside: `crash` dies on large learning rates, `refuse` cannot be
+built, `raise` fails, `hang` never ends, `silent` ends no episode, `nan` ends with no number, `gap` has none
+in the middle.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Small settings of every agent, and environments on which they run in a blink.
 
-The tests of all agents run over those of `operant.agents.AGENTS` that learn: one that has no line in `SMALL` fails them.
+The tests of all agents run over those of `operant.agents.AGENTS` that learn: one that has no line in `SMALL`
+fails them.
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ _ACTIONS: dict[str, Any] = {
 class Countdown:
     """Counts down from 1..5 and terminates at 0, or is cut by the time limit; nested states, noise in them.
 
-    Episodes of one to three actions end at every place of a block, in both ways. The reward depends on observation
-    and action.
+    Episodes of one to three actions end at every place of a block, in both ways. The reward depends on
+    observation and action.
     """
 
     kind: str = "int"
@@ -245,7 +246,10 @@ class Countdown:
 
 
 def countdown(name: str, kind: str = "int") -> Countdown:
-    """Return the environment with actions of a kind; with float ones if the agent does not serve that kind."""
+    """Return the environment with actions of a kind.
+
+    With float ones if the agent does not serve that kind.
+    """
     env = Countdown(kind=kind)
     return env if serves(name, env.spaces) else Countdown(kind="float")
 
@@ -269,7 +273,10 @@ class Compiled(NamedTuple):
         return self.start(jax.random.key(seed), self.learner.hyper() if hyper is None else hyper)
 
     def engine(self, seed: int) -> CompiledAgent:
-        """Return an engine at the start of the run of a seed; all of an agent share their compiled functions."""
+        """Return an engine at the start of the run of a seed.
+
+        All of an agent share their compiled functions.
+        """
         engine = _engine(self)
         engine.put(self.begin(seed)[0])
         engine.metrics()
@@ -278,7 +285,8 @@ class Compiled(NamedTuple):
     def run(
         self, seed: int, blocks: int, hyper: Any = None, **counters: int
     ) -> tuple[TrainState, list[Rollout], list[dict[str, float]]]:
-        """Run some blocks, of a run whose counters stand so: the train, the blocks, and the metrics of each."""
+        """Run some blocks, of a run whose counters stand so: the train, the blocks, and the metrics of
+        each."""
         train, world = self.begin(seed, hyper)
         begun = {name: jnp.uint32(x) for name, x in counters.items()}
         train = train._replace(counters=train.counters._replace(**begun))

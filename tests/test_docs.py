@@ -186,7 +186,10 @@ def test_what_the_page_of_users_names_exists():
 
 
 def test_a_name_that_is_missing_is_found():
-    page = "`tests/test_docs.py: test_nothing_of_the_kind`, `tests/none.py`, `tests/test_docs.py: test_links_lead_somewhere`, `test_no`"
+    page = (
+        "`tests/test_docs.py: test_nothing_of_the_kind`, `tests/none.py`, `tests/test_docs.py: "
+        "test_links_lead_somewhere`, `test_no`"
+    )
     assert list(missing(page)) == [
         "tests/test_docs.py: test_nothing_of_the_kind", "tests/none.py: None", "tests/test_docs.py: test_no",
     ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""The documentation's commands: calls of `operant` in shell blocks are accepted, up to where they would begin."""
+"""The documentation's commands: calls of `operant` in shell blocks are accepted, up to where they would
+begin."""
 
 import json
 import re
@@ -45,7 +46,8 @@ HERE = [
     for page, words in COMMANDS
     if page != "add-an-algorithm.md" and not ELSEWHERE & set(words) and not any(map(is_own, words))
 ]
-"""Those that need nothing that is not here: no run, no study, no agent or environment that the page has the reader write."""
+"""Those that need nothing that is not here: no run, no study, no agent or environment that the page has
+the reader write."""
 
 
 def test_there_are_commands_of_every_kind():

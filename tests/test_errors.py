@@ -34,22 +34,52 @@ def test_none_and_remedies():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Runner("random", "CartPole-v1", num_paralel=2), "^Runner takes no argument 'num_paralel'. Did you mean 'num_parallel'\\?$"),
-        (lambda: Runner.run(None, num_epsodes=3), "^run takes no argument 'num_epsodes'. Did you mean 'num_episodes'\\?$"),
-        (lambda: Runner.run(None, xyz=3), "^run takes no argument 'xyz'. Known: batch_agent_calls, callback,"),
-        (lambda: Agent.load(directry="x"), "^Agent.load takes no argument 'directry'. Did you mean 'directory'\\?$"),
-        (lambda: PPO.fit(None, total_timesteps=3), "^fit takes no argument 'total_timesteps'. Did you mean 'max_steps'\\?$"),
+        (
+            lambda: Runner("random", "CartPole-v1", num_paralel=2),
+            "^Runner takes no argument 'num_paralel'. Did you mean 'num_parallel'\\?$",
+        ),
+        (
+            lambda: Runner.run(None, num_epsodes=3),
+            "^run takes no argument 'num_epsodes'. Did you mean 'num_episodes'\\?$",
+        ),
+        (
+            lambda: Runner.run(None, xyz=3),
+            "^run takes no argument 'xyz'. Known: batch_agent_calls, callback,",
+        ),
+        (
+            lambda: Agent.load(directry="x"),
+            "^Agent.load takes no argument 'directry'. Did you mean 'directory'\\?$",
+        ),
+        (
+            lambda: PPO.fit(None, total_timesteps=3),
+            "^fit takes no argument 'total_timesteps'. Did you mean 'max_steps'\\?$",
+        ),
         (lambda: PPO(env="CartPole-v1"), "^PPO needs the argument 'envs'. Received: env.$"),
         (lambda: PPO(), "^PPO needs the argument 'envs'.$"),
         (lambda: PPO.fit(None, xyz=3), "Known: callback, max_steps, monitor_session, target_reward.$"),
         (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
-        (lambda: Environment.create(enviroment="CartPole-v1"), "None. Environment.create has no argument 'enviroment'. Did you mean 'environment'\\?$"),
-        (lambda: Environment.create("CartPole-v1", max_episode_timestep=3), "Did you mean 'max_episode_timesteps'\\?$"),
-        (lambda: Environment.create("CartPole-v1", render_mod="human"), "no argument 'render_mod'. Did you mean 'render_mode'\\?$"),
-        (lambda: Environment.create("CartPole-v1", xyz=1), "no argument 'xyz'. Known: render_mode, sutton_barto_reward.$"),
-        (lambda: Agent.create("ppo", enviroment=None), "Agent.create has no argument 'enviroment'. Did you mean 'environment'\\?$"),
+        (
+            lambda: Environment.create(enviroment="CartPole-v1"),
+            "None. Environment.create has no argument 'enviroment'. Did you mean 'environment'\\?$",
+        ),
+        (
+            lambda: Environment.create("CartPole-v1", max_episode_timestep=3),
+            "Did you mean 'max_episode_timesteps'\\?$",
+        ),
+        (
+            lambda: Environment.create("CartPole-v1", render_mod="human"),
+            "no argument 'render_mod'. Did you mean 'render_mode'\\?$",
+        ),
+        (
+            lambda: Environment.create("CartPole-v1", xyz=1),
+            "no argument 'xyz'. Known: render_mode, sutton_barto_reward.$",
+        ),
+        (
+            lambda: Agent.create("ppo", enviroment=None),
+            "Agent.create has no argument 'enviroment'. Did you mean 'environment'\\?$",
+        ),
     ],
-)  # fmt: skip
+)
 def test_misspelt_arguments_are_named(call, message):
     with pytest.raises((SpecError, UsageError), match=message):
         call()

@@ -50,7 +50,8 @@ def test_aborted_episodes_bootstrap(tmp_path):
 def test_pretraining_beats_chance_before_any_step(tmp_path):
     line = run("record_and_pretrain.py", tmp_path).splitlines()[-1]
     before, after = float(line.split()[4].rstrip(",")), float(line.split()[-1])
-    # Random actions earn some 22, the teacher 165. What 50 of its episodes teach varies with them, from 121 to 385.
+    # Random actions earn some 22, the teacher 165. What 50 of its episodes teach varies with them, from 121
+    # to 385.
     assert after > 100 > 4 * before, line
 
 

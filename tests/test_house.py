@@ -1,4 +1,7 @@
-"""The house rules, read off the source text. Each rule is a function that lists faults, and must find a planted one."""
+"""The house rules, read off the source text.
+
+Each rule is a function that lists faults, and must find a planted one.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def for_types_alone(tree: ast.AST) -> set[int]:
 
 
 def imported(file: str, source: str, for_types: bool = True) -> Iterator[tuple[ast.AST, str]]:
-    """Yield what a module imports of operant, at any depth, also by a string `operant.x:Name` that is loaded later."""
+    """Yield what a module imports of operant, at any depth, also by a string `operant.x:Name` that is
+    loaded later."""
     package = module_name(file).split(".")
     if not file.endswith("__init__.py"):
         package.pop()
@@ -109,7 +113,10 @@ def import_faults(file: str, source: str, order: list[list[list[str]]] = LEVELS)
 
 
 def graph(modules: dict[str, str]) -> dict[str, set[str]]:
-    """Return the modules that each module imports, also inside functions; imports for types alone do not count."""
+    """Return the modules that each module imports, also inside functions.
+
+    Imports for types alone do not count.
+    """
     names = {module_name(file) for file in modules}
     known: dict[str, set[str]] = {name: set() for name in names}
     for file, source in modules.items():
@@ -291,7 +298,7 @@ def nesting_faults(file: str, source: str, most: int = 2) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             inner = depth + isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             if inner > max(most, depth):
-                yield at(file, child, f"function {child.name!r} is nested {inner} deep")  # type: ignore[attr-defined]
+                yield at(file, child, f"function {getattr(child, 'name', '')!r} is nested {inner} deep")
             yield from visit(child, inner)
 
     return visit(ast.parse(source), 0)
@@ -303,6 +310,12 @@ def leftover_faults(file: str, source: str) -> Iterator[str]:
             yield f"{file}:{token.start[0]}: {token.string}"
         if token.type == tokenize.NAME and token.string == "NotImplementedError":
             yield f"{file}:{token.start[0]}: NotImplementedError"
+
+
+def width_faults(file: str, source: str, most: int = 110) -> Iterator[str]:
+    for number, line in enumerate(source.splitlines(), 1):
+        if len(line) > most:
+            yield f"{file}:{number}: {len(line)} columns"
 
 
 def undefined_faults(file: str, source: str) -> Iterator[str]:
@@ -321,7 +334,7 @@ def undefined_faults(file: str, source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", MODULES)
 @pytest.mark.parametrize(
-    "rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults, undefined_faults]
+    "rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults, width_faults, undefined_faults]
 )
 def test_source_follows(rule, file):
     assert_none(rule(file, MODULES[file]))
@@ -332,8 +345,10 @@ def test_module_names_say_something():
 
 
 @pytest.mark.parametrize("file", OTHERS)
-def test_nothing_is_left_over(file):
+def test_nothing_is_left_over_and_lines_fit(file):
     assert_none(leftover_faults(file, OTHERS[file]))
+    if "data/examples" not in file:
+        assert_none(width_faults(file, OTHERS[file]))
 
 
 @pytest.mark.parametrize(
@@ -355,6 +370,7 @@ def test_nothing_is_left_over(file):
         (undefined_faults, "import a\ndef f(x):\n    return lambda: a.b(x, np)", "a.py: 'np' is not defined"),
         (leftover_faults, "x = 1  # TODO later", "a.py:1: # TODO later"),
         (leftover_faults, "raise NotImplementedError", "NotImplementedError"),
+        (width_faults, "x = 1\ny = '" + 107 * "a" + "'", "a.py:2: 113 columns"),
     ],
 )
 def test_source_control(rule, source, fault):

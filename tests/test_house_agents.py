@@ -1,4 +1,5 @@
-"""The house rules for algorithms: one file each, in a fixed order, known to no other file, no copy of a sibling."""
+"""The house rules for algorithms: one file each, in a fixed order, known to no other file, no copy of a
+sibling."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def assert_none(faults: Iterable[str]) -> None:
 
 
 def order_faults(file: str, source: str) -> Iterator[str]:
-    """A docstring that lists deviations, then `Config` (mostly imported), State, losses and other functions, and last the algorithm."""
+    """A docstring that lists deviations, then `Config` (mostly imported), State, losses and other
+    functions, and last the algorithm."""
     tree = ast.parse(source)
     if "Deviations" not in (ast.get_docstring(tree) or ""):
         yield f"{file}: the docstring has no 'Deviations' (they may be 'none')"
@@ -134,7 +136,10 @@ AGENTS_OF_CONTROL = {"foo": "foo", "foo2": "foo", "random": "random"}
 
 
 def test_algorithm_order_control():
-    good = '"""Paper.\n\nDeviations: none.\n"""\nclass Config: pass\nclass State: pass\ndef loss(): pass\nclass FOO:\n'
+    good = (
+        '"""Paper.\n\nDeviations: none.\n"""\nclass Config: pass\nclass State: pass\ndef loss(): '
+        "pass\nclass FOO:\n"
+    )
     recipe = [" def init(self): pass\n", " def act(self): pass\n", " def update(self): pass\n"]
     assert not list(order_faults("foo.py", good + "".join(recipe)))
     bad = "def loss(): pass\nclass State: pass\nclass Config: pass\nclass FOO:\n" + "".join(reversed(recipe))

@@ -1,16 +1,18 @@
-"""Learning over seeds: train presets, report mean, IQM and bootstrap intervals, draw the curves, compare with the gates.
+"""Learning over seeds: train presets, report mean, IQM and bootstrap intervals, draw the curves, compare with
+the gates.
 
     python benchmarks/learning/run.py ppo:cartpole-500k dqn:cartpole-500k --seeds 5
 
-A seed's score is the mean return of its last 100 training episodes or, if the gate says so, of 100 episodes of the
-final policy without exploration; then its last training episodes stand beside it. A gate is passed if the lower end of
-the 95% bootstrap interval of the mean over seeds is above it (and, if the gate has an upper bound, the upper end is
-below that); a single seed, which has no interval, passes none. Results go to benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures
-of them to docs/images/.
+A seed's score is the mean return of its last 100 training episodes or, if the gate says so, of 100 episodes
+of the final policy without exploration; then its last training episodes stand beside it. A gate is passed if
+the lower end of the 95% bootstrap interval of the mean over seeds is above it (and, if the gate has an upper
+bound, the upper end is below that); a single seed, which has no interval, passes none. Results go to
+benchmarks/results/learning.json and .md, histories to benchmarks/results/curves/, pictures of them to
+docs/images/.
 
-With `--runs DIR` the runs are kept there: seeds that are there already are not trained again, and one that was
-interrupted resumes from its newest checkpoint, so long work can be done in pieces. `--so-far` trains nothing and
-reports those that were interrupted, beside those of the same preset that were trained to the end.
+With `--runs DIR` the runs are kept there: seeds that are there already are not trained again, and one that
+was interrupted resumes from its newest checkpoint, so long work can be done in pieces. `--so-far` trains
+nothing and reports those that were interrupted, beside those of the same preset that were trained to the end.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Gate(NamedTuple):
     """What a preset must reach."""
 
     bound: float | None
-    """What the lower end of the interval must exceed; None if nobody has published a figure for as many steps."""
+    """What the lower end of the interval must exceed.
+
+    None if nobody has published a figure for as many steps.
+    """
     published: str
     greedy: bool = False
     """Whether the final policy is scored, without exploration."""
@@ -172,7 +177,8 @@ def expect(found: dict[str, Any], settings: dict[str, Any], directory: Path) -> 
 
 
 def play(directory: Path) -> list[float]:
-    """Score the final policy of a run without exploration, on environments with seeds that training has not seen."""
+    """Score the final policy of a run without exploration, on environments with seeds that training has
+    not seen."""
     session, run = opened(directory)
     with host_vector(run, 10) as env:
         finished = evaluate(
@@ -205,7 +211,8 @@ def run_preset(name: str, seeds: int, max_steps: int | None, runs: Path) -> dict
 
 
 def statistics(seeds: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Return mean and IQM of the scores, and the mean of the training episodes if scores are of others, with intervals if there are enough seeds."""
+    """Return mean and IQM of the scores, and the mean of the training episodes if scores are of others,
+    with intervals if there are enough seeds."""
     wanted = [("mean", "score", "mean"), ("iqm", "score", "iqm"), ("training", "training", "mean")]
     found = {}
     for name, column, statistic in wanted:
@@ -277,7 +284,8 @@ def keep_curves(rows: Sequence[dict[str, Any]], runs: Path) -> None:
 
 
 def thinned(history: History) -> History:
-    """Return a history of at most `CURVE_POINTS` rows: if rows are left out, returns are means that include them."""
+    """Return a history of at most `CURVE_POINTS` rows: if rows are left out, returns are means that
+    include them."""
     count = len(history["step"])
     starts = np.unique(np.linspace(0, count, CURVE_POINTS, endpoint=False).astype(int))
     ends = np.append(starts[1:], count)
@@ -294,7 +302,8 @@ def curves(row: dict[str, Any]) -> dict[int, History]:
 
 
 def drawn(name: str, results: dict[str, Any]) -> dict[str, list[History]]:
-    """Return what a preset's picture shows by label: finished seeds together, each interrupted one as far as it has come."""
+    """Return what a preset's picture shows by label: finished seeds together, each interrupted one as far
+    as it has come."""
     shown: dict[str, list[History]] = {}
     for row in results["rows"]:
         if row["preset"] == name and (seeds := curves(row)):
@@ -332,7 +341,10 @@ def linked(name: str) -> str:
 
 
 def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    """Add rows to those that are there and return all; a seed trained to its end is removed from those trained in part."""
+    """Add rows to those that are there and return all.
+
+    A seed trained to its end is removed from those trained in part.
+    """
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "learning.json"
     old = json.loads(file.read_text()) if file.exists() else {"rows": []}
@@ -356,12 +368,16 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
     lines = [
         "# Learning over seeds",
         "",
-        "A seed's score is the mean return of its last 100 training episodes (exploration on) or, where it says greedy, of 100 episodes",
-        "of the final policy without exploration; the column after it has the last 100 training episodes of those. Intervals are 95%",
-        f"bootstrap intervals over seeds. The last to be measured: `{command}`, with {', '.join(f'{k} {v}' for k, v in machine.items())};",
+        "A seed's score is the mean return of its last 100 training episodes (exploration on) or, where it "
+        "says greedy, of 100 episodes",
+        "of the final policy without exploration; the column after it has the last 100 training episodes of "
+        "those. Intervals are 95%",
+        f"bootstrap intervals over seeds. The last to be measured: `{command}`, with "
+        f"{', '.join(f'{k} {v}' for k, v in machine.items())};",
         "learning.json has the versions of each.",
         "",
-        "| preset | steps | seeds | mean [95%] | training [95%] | IQM [95%] | gate (interval within) | passed | training, s per seed | published | measured |",
+        "| preset | steps | seeds | mean [95%] | training [95%] | IQM [95%] | gate (interval within) | "
+        "passed | training, s per seed | published | measured |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in kept.values():
@@ -378,21 +394,25 @@ def write(rows: list[dict[str, Any]], unfinished: list[dict[str, Any]], command:
         within = "-" if bound is None else f"above {bound}" if below is None else f"{bound} to {below}"
         when = ", ".join(row["seeds"][-1].get("measured", "not kept").split(", ")[:2])
         lines.append(
-            f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | {mean}{' greedy' if row.get('greedy') else ''} | {training} | {iqm} | {within} | "
-            f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | {row.get('published', '-')} | {when} |"
+            f"| {linked(row['preset'])} | {row['seeds'][0]['steps']:,} | {len(row['seeds'])} | "
+            f"{mean}{' greedy' if row.get('greedy') else ''} | {training} | {iqm} | {within} | "
+            f"{'yes' if row.get('passed') else 'no' if 'passed' in row else '-'} | {seconds:g} | "
+            f"{row.get('published', '-')} | {when} |"
         )
     if parts:
         lines += [
             "",
             "## Trained in part",
             "",
-            f"Seeds that were interrupted, as far as they have come: means over {LAST_EPISODES} training episodes.",
+            f"Seeds that were interrupted, as far as they have come: means over {LAST_EPISODES} training "
+            "episodes.",
             "",
             "| preset | seed | steps | of | first episodes | last episodes | training, s |",
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {linked(name)} | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | {r['first']} | {r['score']} | {r['training_seconds']:g} |"
+            f"| {linked(name)} | {r['seed']} | {r['steps']:,} | {row['settings']['max_steps']:,} | "
+            f"{r['first']} | {r['score']} | {r['training_seconds']:g} |"
             for name, row in parts.items()
             for r in row["seeds"]
         ]

@@ -1,9 +1,12 @@
-"""Where the time of operant's host driver goes: environments, acting, updates, the rest; written to benchmarks/results/breakdown.md.
+"""Where the time of operant's host driver goes: environments, acting, updates, the rest.
+
+Written to benchmarks/results/breakdown.md.
 
     python benchmarks/speed/breakdown.py --workloads ppo-cartpole-8 dqn-cartpole td3-pendulum
 
-Every workload runs in a process of its own. The three calls are timed from outside; an update includes acting on the row after it. `--one`
-also tells what share Gymnasium's own vectorised form takes of the environments', if there is one.
+Every workload runs in a process of its own. The three calls are timed from outside; an update includes acting
+on the row after it. `--one` also tells what share Gymnasium's own vectorised form takes of the environments',
+if there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ DEFAULT = (
 
 
 def timed(owner: Any, name: str, spent: dict[str, float], key: str, wait: bool = False) -> None:
-    """Replace a method by one that adds its seconds to `spent`; with `wait`, including those until its results are computed."""
+    """Replace a method by one that adds its seconds to `spent`.
+
+    With `wait`, including those until its results are computed.
+    """
     inner = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:
@@ -85,7 +91,8 @@ def main() -> int:
     lines = [
         "# Where the time goes",
         "",
-        f"Processor: {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start. Command: `python benchmarks/speed/breakdown.py`.",
+        f"Processor: {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start. "
+        "Command: `python benchmarks/speed/breakdown.py`.",
         "",
         "| workload | steps/s | µs per step | environments | acting | updates | randomness | bookkeeping |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -1,11 +1,12 @@
-"""The contract of every runner here: `--workload NAME --steps N`, and a line of JSON whenever it is asked for one.
+"""The contract of every runner here: `--workload NAME --steps N`, and a line of JSON whenever it is asked for
+one.
 
     {"name", "workload", "compile_seconds", "versions"}     first: it is warmed up and waits
-    {"steps", "seconds", "steps_per_second"}                for every line that it reads: it continues from where it was
+    {"steps", "seconds", "steps_per_second"} for every line that it reads: it continues from where it was
 
 `steps` are environment steps of all environments, as many as were taken in `seconds`, at least N. Imports,
-construction, compilation and warm-up come before the first line; `compile_seconds` is what construction, compilation
-and warm-up took.
+construction, compilation and warm-up come before the first line; `compile_seconds` is what construction,
+compilation and warm-up took.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def main(name: str, packages: tuple[str, ...], prepare: Callable[[Workload, int]
     Args:
         name: who is measured.
         packages: the distributions whose versions matter.
-        prepare: takes a workload and the least number of environment steps to measure; warms up, and returns a function
-            that takes the steps and returns how many it took.
+        prepare: takes a workload and the least number of environment steps to measure; warms up, and returns
+            a function that takes the steps and returns how many it took.
     """
     parser = argparse.ArgumentParser(description=f"Measure environment steps per second of {name}.")
     parser.add_argument("--workload", required=True, choices=WORKLOADS)

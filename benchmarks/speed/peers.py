@@ -28,11 +28,13 @@ class Peer:
     script: str
     kinds: tuple[str, ...]
     native: bool | None = False
-    """Whether it knows workloads on JAX-native environments: True only those, False only others, None both."""
+    """Whether it knows workloads on JAX-native environments: True only those, False only others, None
+    both."""
     atari: bool = False
     """Whether it knows Atari games."""
     interpreter: str = "operant"
-    """Which environment holds it: `operant`, `peers`, `rejax` or `predecessors` (see benchmarks/requirements*.txt)."""
+    """Which environment holds it: `operant`, `peers`, `rejax` or `predecessors` (see
+    benchmarks/requirements*.txt)."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def knows(self, workload: str) -> bool:
@@ -65,7 +67,8 @@ PEERS = {
 
 
 class Runner:
-    """One runner in a process of its own: warmed up when made, it measures when asked to and sleeps in between.
+    """One runner in a process of its own: warmed up when made, it measures when asked to and sleeps in
+    between.
 
     Args:
         name: of the peer.

@@ -1,8 +1,10 @@
-"""PPO and CartPole as one compiled program, in the style that PureJaxRL made popular: plain JAX and optax, no framework.
+"""PPO and CartPole as one compiled program, in the style that PureJaxRL made popular: plain JAX and optax, no
+framework.
 
-A yardstick: what a specialist writes by hand for one task. Proximal policy optimisation after Schulman et al. 2017
-(arXiv 1707.06347) with generalised advantage estimation (arXiv 1506.02438, equation 16); cart and pole after Barto, Sutton and
-Anderson 1983. Two networks of tanh layers, orthogonal initial weights, Adam, gradients clipped by their global norm.
+A yardstick: what a specialist writes by hand for one task. Proximal policy optimisation after Schulman et al.
+2017 (arXiv 1707.06347) with generalised advantage estimation (arXiv 1506.02438, equation 16); cart and pole
+after Barto, Sutton and Anderson 1983. Two networks of tanh layers, orthogonal initial weights, Adam,
+gradients clipped by their global norm.
 """
 
 from __future__ import annotations

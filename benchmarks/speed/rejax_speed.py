@@ -1,4 +1,7 @@
-"""rejax's PPO on gymnax's CartPole: the whole of training is one compiled call. Evaluation is switched off."""
+"""rejax's PPO on gymnax's CartPole: the whole of training is one compiled call.
+
+Evaluation is switched off.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Measure operant and its peers side by side, in alternating rounds, and write benchmarks/results/NAME.md and .json.
+"""Measure operant and its peers side by side, in alternating rounds, and write benchmarks/results/NAME.md and
+.json.
 
-    python benchmarks/speed/run.py --workloads ppo-cartpole-8 dqn-cartpole --peers-python .venv-peers/bin/python
+    python benchmarks/speed/run.py --workloads ppo-cartpole-8 --peers-python .venv-peers/bin/python
 
-Every runner warms up in a process of its own and then waits for its turn, so that rounds follow each other closely: the
-speed of a shared machine changes within minutes. The number of steps is chosen from a first, uncounted run so that a
-turn takes about `--seconds`. Measure on a machine that does nothing else: the load before each turn is recorded.
+Every runner warms up in a process of its own and then waits for its turn, so that rounds follow each other
+closely: the speed of a shared machine changes within minutes. The number of steps is chosen from a first,
+uncounted run so that a turn takes about `--seconds`. Measure on a machine that does nothing else: the load
+before each turn is recorded.
 """
 
 from __future__ import annotations
@@ -111,7 +113,8 @@ def processor() -> str:
 
 
 def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return one workload's table: medians, ranges, and how many times as fast operant is, paired by round."""
+    """Return one workload's table: medians, ranges, and how many times as fast operant is, paired by
+    round."""
     lines = [
         "| | steps/s (median) | lowest | highest | compile and warm-up, s | operant is faster by |",
         "|---|---:|---:|---:|---:|---:|",

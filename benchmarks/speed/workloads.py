@@ -1,4 +1,5 @@
-"""What is measured: the settings that every runner of a workload takes, so that all do the same arithmetic."""
+"""What is measured: the settings that every runner of a workload takes, so that all do the same
+arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ class Workload:
     """One task with its settings. Settings that a kind does not have stay at 0."""
 
     kind: str
-    """`env` (random actions, no learning), the name of an algorithm, or `agent` (`specification`, by a Runner)."""
+    """`env` (random actions, no learning), the name of an algorithm, or `agent` (`specification`, by a
+    Runner)."""
     env: str
     """Gymnasium's name of the environment."""
     num_envs: int
@@ -30,7 +32,8 @@ class Workload:
 
     @property
     def warm_up(self) -> int:
-        """Environment steps before the clock starts: by then everything has compiled, and off-policy learning has begun."""
+        """Environment steps before the clock starts: by then everything has compiled, and off-policy
+        learning has begun."""
         return max(2 * self.n_steps * self.num_envs, 2 * self.learning_starts, 10 * self.num_envs)
 
 
@@ -54,7 +57,8 @@ def _pendulum(kind: str) -> Workload:
 
 
 def specification(workload: Workload) -> dict[str, Any]:
-    """Return the agent of kind `agent`, as its users write it: policy gradient with returns of 20 steps, updated every `batch_size` steps."""
+    """Return the agent of kind `agent`, as its users write it: policy gradient with returns of 20 steps,
+    updated every `batch_size` steps."""
     layer = {"type": "dense", "activation": "tanh"}
     return {
         "agent": "tensorforce",
@@ -79,7 +83,8 @@ WORKLOADS = {
     "ddpg-pendulum": _pendulum("ddpg"),
     "td3-pendulum": _pendulum("td3"),
     "sac-pendulum": _pendulum("sac"),
-    # one network for policy and values; ACER replays a sequence of every environment 4 times per iteration on average
+    # one network for policy and values; ACER replays a sequence of every environment 4 times per iteration on
+    # average
     "a2c-cartpole-8": Workload("a2c", "CartPole-v1", 8, hidden=(64, 64), n_steps=5),
     "acer-cartpole-8": Workload(
         "acer",

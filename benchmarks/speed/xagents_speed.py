@@ -1,4 +1,5 @@
-"""xagents, as its documentation shows it: `create_envs`, a Keras model, replay buffers, and what `fit` repeats.
+"""xagents, as its documentation shows it: `create_envs`, a Keras model, replay buffers, and what `fit`
+repeats.
 
 Runs with Python 3.8 (benchmarks/requirements-predecessors.txt).
 """
@@ -25,7 +26,8 @@ def network(
     outputs: list[tuple[int, str | None]],
     separate: bool = False,
 ) -> Any:
-    """Return a compiled model of dense layers, which its outputs (units, activation) share unless they are to be separate."""
+    """Return a compiled model of dense layers, which its outputs (units, activation) share unless they are
+    to be separate."""
     inputs = tf.keras.layers.Input(size)
 
     def body() -> Any:

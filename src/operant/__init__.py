@@ -1,10 +1,10 @@
 """operant: deep reinforcement learning on JAX, one definition of an agent run five ways.
 
-    operant.PPO("CartPole-v1", n_envs=8).fit(max_steps=500_000)        an algorithm as a class: PPO, DQN, SAC, ...
-    operant.Runner(agent="ppo", environment="CartPole-v1").run(num_episodes=100)      an agent with its environments
-    operant.Agent.create(agent="ppo", environment=environment)         acts and observes in a loop of the program's own
-    operant train ppo --env CartPole-v1 --n-envs 8 --max-steps 500000               on the command line
-    operant train ppo --env jax:CartPole-v1 --n-envs 64 --max-steps 5000000         compiled with the environment
+    operant.PPO("CartPole-v1", n_envs=8).fit(max_steps=500_000)                    an algorithm as a class
+    operant.Runner(agent="ppo", environment="CartPole-v1").run(num_episodes=100)   an agent in environments
+    operant.Agent.create(agent="ppo", environment=environment)                     in a loop of your own
+    operant train ppo --env CartPole-v1 --n-envs 8 --max-steps 500000              on the command line
+    operant train ppo --env jax:CartPole-v1 --n-envs 64 --max-steps 5000000        compiled whole
 
 Public names load when they are first used, so that importing the package stays light.
 """
@@ -20,7 +20,8 @@ TYPE_CHECKING = False  # like the one of typing, which is slow to import
 
 __version__ = "0.1.0"
 
-# Keras fixes its backend when it is first imported: a program that imports operant before it need not choose one.
+# Keras fixes its backend when it is first imported: a program that imports operant before it need not choose
+# one.
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ _PUBLIC = {
     "create_envs": "operant.execution.algorithm.inputs",
     "load_policy": "operant.execution.export.exported_policy",
 }
+_MODULES = {
+    "agents": "operant.agents",  # operant.agents['ppo'] describes an agent
+    "datasets": "operant.execution.datasets",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -54,8 +59,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name == "__all__":  # `from operant import *` asks for it, and gets the classes of the algorithms, too
         return __dir__()
-    if name == "agents":  # operant.agents['ppo'] describes an agent
-        return importlib.import_module("operant.agents")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
         fit = importlib.import_module("operant.execution.algorithm.fit")
         if name in fit.CLASSES:
@@ -67,7 +72,7 @@ def __dir__() -> list[str]:
     """List the public names, loaded or not."""
     from operant.agents.table import AGENTS
 
-    return sorted({*_PUBLIC, "__version__", "agents", *(entry.cls for entry in AGENTS.values())})
+    return sorted({*_PUBLIC, *_MODULES, "__version__", *(entry.cls for entry in AGENTS.values())})
 
 
 import_paths.register()

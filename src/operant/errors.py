@@ -58,16 +58,33 @@ class BackendError(OperantError, RuntimeError):
 
 _TRAIN = {"total_timesteps": "max_steps", "num_envs": "n_envs", "env_id": "env", "tensorboard_log": "run_dir"}
 _ROLLOUT = {
-    "learning_rate": "lr", "num_steps": "n_steps", "gae_lambda": "lam", "n_epochs": "ppo_epochs", "update_epochs": "ppo_epochs",
-    "num_minibatches": "mini_batches", "clip_range": "clip_norm", "clip_coef": "clip_norm", "clip_range_vf": "clip_value",
-    "ent_coef": "entropy_coef", "vf_coef": "value_loss_coef", "max_grad_norm": "grad_norm", "norm_adv": "normalize_advantage",
-}  # fmt: skip
+    "learning_rate": "lr",
+    "num_steps": "n_steps",
+    "gae_lambda": "lam",
+    "n_epochs": "ppo_epochs",
+    "update_epochs": "ppo_epochs",
+    "num_minibatches": "mini_batches",
+    "clip_range": "clip_norm",
+    "clip_coef": "clip_norm",
+    "clip_range_vf": "clip_value",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_loss_coef",
+    "max_grad_norm": "grad_norm",
+    "norm_adv": "normalize_advantage",
+}
 _REPLAY = {
-    "buffer_size": "buffer_max_size", "learning_starts": "buffer_initial_size", "train_freq": "train_every",
-    "train_frequency": "train_every", "target_update_interval": "target_sync_steps",
-    "target_network_frequency": "target_sync_steps", "exploration_initial_eps": "epsilon_start", "start_e": "epsilon_start",
-    "exploration_final_eps": "epsilon_end", "end_e": "epsilon_end", "exploration_fraction": "epsilon_decay_steps",
-}  # fmt: skip
+    "buffer_size": "buffer_max_size",
+    "learning_starts": "buffer_initial_size",
+    "train_freq": "train_every",
+    "train_frequency": "train_every",
+    "target_update_interval": "target_sync_steps",
+    "target_network_frequency": "target_sync_steps",
+    "exploration_initial_eps": "epsilon_start",
+    "start_e": "epsilon_start",
+    "exploration_final_eps": "epsilon_end",
+    "end_e": "epsilon_end",
+    "exploration_fraction": "epsilon_decay_steps",
+}
 SYNONYMS: dict[str, tuple[str, ...]] = {
     **{name: (own,) for name, own in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
     "batch_size": ("buffer_batch_size",),
@@ -75,7 +92,10 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "eval_freq": ("eval_frequency",),
     "n_eval_episodes": ("eval_episodes",),
 }
-"""What other libraries call options, and the options here, of which the first that exists is meant. See docs/coming-from.md."""
+"""What other libraries call options, and the options here, of which the first that exists is meant.
+
+See docs/coming-from.md.
+"""
 
 
 def _plain(name: str) -> str:
@@ -83,7 +103,8 @@ def _plain(name: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: float = 0.6) -> str:
-    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with `listed` off nothing.
+    """Return `` Did you mean 'x'?`` for the closest of the known names, else the list of them, or with
+    `listed` off nothing.
 
     Names are close from a similarity of `alike` on (1: identical).
 
@@ -102,10 +123,12 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 
 
 def naming_misspelt(function: _Function) -> _Function:
-    """Decorate a function so that errors about a misspelt or missing argument name it, and suggest a close match for a misspelt one.
+    """Decorate a function so that errors about a misspelt or missing argument name it, and suggest a close
+    match for a misspelt one.
 
-    A function without `**` arguments refuses unknown ones. One that passes them on adds the suggestion to errors that have
-    none. For functions that a program calls once in a while: a call takes some microseconds more.
+    A function without `**` arguments refuses unknown ones. One that passes them on adds the suggestion to
+    errors that have none. For functions that a program calls once in a while: a call takes some microseconds
+    more.
     """
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -200,7 +223,10 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
 
 
 def working_directory() -> Path:
-    """Return it, absolute; or ``.`` if it was removed, for instance by an environment that owned it: only relative paths fail then."""
+    """Return it, absolute.
+
+    Or ``.`` if it was removed, for instance by an environment that owned it: only relative paths fail then.
+    """
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -32,9 +32,13 @@ Key: TypeAlias = jax.Array
 Tree: TypeAlias = Any
 """A pytree of arrays."""
 Arrays: TypeAlias = dict[str, jax.Array]
-"""Arrays by flat component name (``"state"``, ``"camera/left"``): one observation or action, with any leading axes."""
+"""Arrays by flat component name (``"state"``, ``"camera/left"``): one observation or action, with any
+leading axes."""
 Scalar: TypeAlias = float | Float[Array, ""]
-"""A number, which may be traced. The type of options that hold one, or a schedule, is `operant.spec.Scalar`."""
+"""A number, which may be traced.
+
+The type of options that hold one, or a schedule, is `operant.spec.Scalar`.
+"""
 Metrics: TypeAlias = dict[str, jax.Array]
 """Scalars by documented name, ``group/name``."""
 
@@ -52,7 +56,8 @@ class Rollout(NamedTuple):
     truncated: Bool[Array, "T N"]
     """The episode was cut (time limit): the value of the next observation counts."""
     valid: Bool[Array, "T N"]
-    """False on the row of an episode's last observation: no action was taken, its other fields mean nothing."""
+    """False on the row of an episode's last observation: no action was taken, its other fields mean
+    nothing."""
     extras: Tree
     """What `act` returned besides the action (log-probabilities, say). Leaves `[T, N, ...]`."""
     carry: Tree

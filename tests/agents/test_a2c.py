@@ -1,4 +1,5 @@
-"""A2C: its loss and gradient against numbers worked by hand and against loops, one step per block, recurrent blocks."""
+"""A2C: its loss and gradient against numbers worked by hand and against loops, one step per block,
+recurrent blocks."""
 
 import math
 
@@ -85,7 +86,10 @@ def test_loss_and_gradient_of_an_episode_that_ends():
 
 
 def test_a_time_limit_and_the_end_of_the_block_bootstrap():
-    """Row 0 is cut: R = 1 + 4/2 from the value of row 1. Rows 2 and 3 go on: R_3 = 1 + 8/2 = 5, R_2 = 2 + 5/2."""
+    """Row 0 is cut: R = 1 + 4/2 from the value of row 1.
+
+    Rows 2 and 3 go on: R_3 = 1 + 8/2 = 5, R_2 = 2 + 5/2.
+    """
     algorithm = table()
     rows = block([0] * 4, [1.0, 99.0, 2.0, 1.0], truncated=[0], invalid=[1])
     value = outputs([0.0, 4.0, 0.0, 0.0, 8.0])

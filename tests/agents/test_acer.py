@@ -1,4 +1,7 @@
-"""ACER: gradient, trust region and targets against numbers worked by hand and against loops; replay and its averages."""
+"""ACER: gradient, trust region and targets against numbers worked by hand and against loops.
+
+Replay and its averages.
+"""
 
 import dataclasses
 
@@ -28,7 +31,8 @@ def row(prob, behaviour, taken, q, q_ret):
 def test_gradient_of_two_actions_is_truncated_and_corrected():
     """Ratios 8 and 2/9, c = 2. V = 0.8 * 3 + 0.2 * 1 = 2.6.
 
-    Taken: min(8, 2) * (4 - 2.6) / 0.8 = 3.5. Corrected: (1 - 2/8) * (3 - 2.6) = 0.3, and nothing where the ratio is below c.
+    Taken: min(8, 2) * (4 - 2.6) / 0.8 = 3.5. Corrected: (1 - 2/8) * (3 - 2.6) = 0.3, and nothing where the
+    ratio is below c.
     """
     taken = row([0.8, 0.2], [0.1, 0.9], 0, [3.0, 1.0], 4.0)
     np.testing.assert_allclose(policy_gradient(taken, c=2.0, epsilon=0.0), [3.8, 0.0], atol=1e-5)
@@ -55,7 +59,8 @@ def expected_gradient(c, correct=True):
 
 @pytest.mark.parametrize("c", [0.5, 1.0, 3.0, 100.0])
 def test_bias_correction_makes_the_gradient_unbiased_for_every_bound(c):
-    """E_μ[g] = Q - V, the gradient of Σ π Q in φ up to a constant: what truncation takes, the correction gives back."""
+    """E_μ[g] = Q - V, the gradient of Σ π Q in φ up to a constant: what truncation takes, the correction
+    gives back."""
     found, true = expected_gradient(c)
     np.testing.assert_allclose(found, true, atol=1e-5)
     truncated, _ = expected_gradient(c, correct=False)
@@ -106,7 +111,8 @@ def test_projection_is_the_nearest_point_that_keeps_the_bound():
 
 
 class Table(ACER):
-    """ACER whose parameters are the outputs themselves, so that gradients are those in logits and action values."""
+    """ACER whose parameters are the outputs themselves, so that gradients are those in logits and action
+    values."""
 
     def evaluate(self, variables, block):
         return variables["params"]
@@ -294,10 +300,12 @@ def test_trust_region_changes_nothing_where_it_is_not_reached():
 
 
 def test_action_value_targets_of_a_stream_with_an_end_and_a_time_limit():
-    """γ = 1/2, π uniform over two actions, q of the other action 0, so V = q(taken) / 2; μ = 1/4: ratios 2, cut to 1.
+    """γ = 1/2, π uniform over two actions, q of the other action 0, so V = q(taken) / 2.
 
-    Backwards: row 4 bootstraps from V = 4: 1 + 4/2 = 3. Row 3: 1 + (1 + 1 * (3 - 2)) / 2 = 2. Row 2 is no action. Row 1 is cut:
-    1 + 8/2/2 = 3. Row 0: 2 + (3 + (3 - 6)) / 2 = 2.
+    Μ = 1/4: ratios 2, cut to 1.
+
+    Backwards: row 4 bootstraps from V = 4: 1 + 4/2 = 3. Row 3: 1 + (1 + 1 * (3 - 2)) / 2 = 2. Row 2 is no
+    action. Row 1 is cut: 1 + 8/2/2 = 3. Row 0: 2 + (3 + (3 - 6)) / 2 = 2.
     """
     algorithm = table(actions={"type": "int", "num_values": 2}, gamma=0.5, trust_region=False)
     q = [1.0, 6.0, 8.0, 0.5, 2.0, 8.0]
@@ -475,7 +483,8 @@ def test_a_replay_step_has_so_many_sequences_of_every_actor(monkeypatch):
 def test_replay_waits_for_a_sequence_and_the_row_that_follows_it():
     agent = later()
     replays = [metrics["memory/replays"] for metrics in agent.run(0, 6, timesteps=1000)[2]]
-    # Blocks are of six rows of each actor: a sequence takes seven, and the memory of a run that goes on fills to 60 of all.
+    # Blocks are of six rows of each actor: a sequence takes seven, and the memory of a run that goes on fills
+    # to 60 of all.
     assert not any(replays[:3])
     assert sum(replays) > 0
 

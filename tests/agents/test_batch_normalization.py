@@ -1,4 +1,5 @@
-"""Batch normalisation: by the batch in losses, by running averages elsewhere, which every gradient step moves."""
+"""Batch normalisation: by the batch in losses, by running averages elsewhere, which every gradient step
+moves."""
 
 from __future__ import annotations
 
@@ -177,7 +178,10 @@ def test_a_target_network_keeps_averages_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "a2c", "acer", "pqn", "trpo"])
 def test_padding_is_no_part_of_a_batch(name):
-    """An actor that left fills its column with padding, whatever that shows; without batch normalisation it never mattered."""
+    """An actor that left fills its column with padding, whatever that shows.
+
+    Without batch normalisation it never mattered.
+    """
     made = compile_agent(name, countdown(name), **networks(name, NORMALISED))
     train, world = made.begin(0)
     for _ in range(2):
@@ -205,10 +209,13 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
     engine, (_, blocks, _) = made.engine(0), made.run(0, 1)
     done = np.asarray(blocks[0].valid)
     trace = Trace(
-        *({k: np.asarray(x)[: len(done)][done] for k, x in tree.items()} for tree in (blocks[0].observation, blocks[0].action)),
+        *(
+            {k: np.asarray(x)[: len(done)][done] for k, x in tree.items()}
+            for tree in (blocks[0].observation, blocks[0].action)
+        ),
         np.ones(done.sum(), np.float32),
         np.where(np.arange(done.sum()) == done.sum() - 1, 1, 0),
-    )  # fmt: skip
+    )
     cloning = BehavioralCloning(engine, lr=0.01, batch_size=64, seed=0)
     (block,) = cloning._batches(cloning._cut(trace))
     padding = np.concatenate([[True], ~block.valid[:, 0]]) & np.concatenate([~block.valid[:, 0], [True]])
@@ -216,9 +223,11 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
 
     def learned(shift, rows):
         observation = {
-            k: np.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x + shift, x).astype(x.dtype) if x.dtype.kind == "f" else x
+            k: np.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x + shift, x).astype(x.dtype)
+            if x.dtype.kind == "f"
+            else x
             for k, x in block.observation.items()
-        }  # fmt: skip
+        }
         given = block._replace(observation=observation)
         return cloning._step(cloning._weights, cloning._state, engine.train.hyper, given, jax.random.key(0))
 
@@ -237,7 +246,8 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
     ],
 )
 def test_a_block_without_actions_changes_nothing(name, options):
-    """With one row of one environment that is every block with an episode's last observation, in which all rows are alike."""
+    """With one row of one environment that is every block with an episode's last observation, in which all
+    rows are alike."""
     made = compile_agent(name, countdown(name), 1, **networks(name, NORMALISED), n_steps=1, **options)
     train, world = made.begin(0)
     empty = 0

@@ -1,4 +1,5 @@
-"""Images with their channels first, as Gymnasium's wrappers stack frames: every way to an environment moves that axis."""
+"""Images with their channels first, as Gymnasium's wrappers stack frames: every way to an environment
+moves that axis."""
 
 from __future__ import annotations
 
@@ -276,9 +277,13 @@ def test_the_same_is_learnt_from_single_frames_and_from_stacks(padding, module):
 
 @pytest.mark.slow
 def test_an_agent_sees_the_same_wherever_it_is_used(module, tmp_path, capsys):
-    """Trained from the command line, played, loaded, exported and run: all expect, and are given, channels last."""
+    """Trained from the command line, played, loaded, exported and run: all expect, and are given, channels
+    last."""
     run = str(tmp_path / "run")
-    words = "--n-envs 2 --n-steps 4 --mini-batches 1 --ppo-epochs 1 --max-steps 16 --eval-frequency 16 --eval-episodes 1"
+    words = (
+        "--n-envs 2 --n-steps 4 --mini-batches 1 --ppo-epochs 1 --max-steps 16 --eval-frequency 16 "
+        "--eval-episodes 1"
+    )
     command = ["train", "ppo", "--env", "channels_first:Slides", "--run-dir", run, *words.split()]
     main(command)
     main(["play", run, "--env", "channels_first:Slides", "--episodes", "1"])

@@ -1,7 +1,8 @@
-"""Whole updates with many options at once, against plain NumPy in float64: what is right by itself may not fit together.
+"""Whole updates with many options at once, against plain NumPy in float64: what is right by itself may not
+fit together.
 
-Streams have terminations, time limits and interrupted episodes, which no row flags. A step of plain descent is compared by what it
-does along some random directions.
+Streams have terminations, time limits and interrupted episodes, which no row flags. A step of plain descent
+is compared by what it does along some random directions.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def block(own: list[list[Any]], spaces: Spaces, start: int, stop: int) -> Rollou
 
 
 def scaled(own: list[list[Any]], rows: int) -> None:
-    """Write the scaled rewards of all rows into them: divided by the deviation of the running returns up to each (`now`), or up to the last (`at_end`)."""
+    """Write the scaled rewards of all rows into them: divided by the deviation of the running returns up
+    to each (`now`), or up to the last (`at_end`)."""
     total, returns = np.zeros(len(own)), []
     for t in range(rows):
         for n, x in enumerate(own):
@@ -124,7 +126,8 @@ def begun(scale: Any, block: Rollout) -> Any:
 
 
 def drawn(shapes: Any, seed: int) -> Any:
-    """Return numbers for all floats of a tree, and zeros for the others: of its functions none is compiled just to begin."""
+    """Return numbers for all floats of a tree, and zeros for the others: of its functions none is compiled
+    just to begin."""
     rng = np.random.default_rng(seed)
 
     def numbers(x: Any) -> Any:
@@ -173,14 +176,36 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.slow
 def test_a_step_of_rainbow_equals_a_plain_one():
-    """Noise, priorities, n steps, atoms, both streams, double, masks, scaled rewards; a memory that has come round."""
+    """Noise, priorities, n steps, atoms, both streams, double, masks, scaled rewards.
+
+    A memory that has come round.
+    """
     n, T, atoms, low, high, alpha, beta, B = 3, 3, 5, -2.0, 3.0, 0.7, 0.5, 16
     definition = parse_agent(
-        "dqn", model=NETWORK, noisy=True, prioritized=True, priority_alpha=alpha, priority_beta=beta, distributional="c51",
-        atoms=atoms, value_min=low, value_max=high, dueling=True, double=True, n_steps=n, gamma=GAMMA, train_every=T,
-        buffer_max_size=24, buffer_initial_size=0, buffer_batch_size=B, optimizer="sgd", lr=LR, target_sync_steps=1, tau=0.3,
+        "dqn",
+        model=NETWORK,
+        noisy=True,
+        prioritized=True,
+        priority_alpha=alpha,
+        priority_beta=beta,
+        distributional="c51",
+        atoms=atoms,
+        value_min=low,
+        value_max=high,
+        dueling=True,
+        double=True,
+        n_steps=n,
+        gamma=GAMMA,
+        train_every=T,
+        buffer_max_size=24,
+        buffer_initial_size=0,
+        buffer_batch_size=B,
+        optimizer="sgd",
+        lr=LR,
+        target_sync_steps=1,
+        tau=0.3,
         normalize_rewards=True,
-    )  # fmt: skip
+    )
     algorithm = definition.cls.create(definition.config, MASKED, 2)
     made, replay = Learner(algorithm), algorithm.memory
     rows = 9 * T
@@ -293,18 +318,41 @@ def hybrid(rng: np.random.Generator) -> dict[str, Any]:
     gear = [rng.choice(np.flatnonzero(own)) for own in mask]
     foot = np.array([-1.0, 2.0]) + np.array([4.0, 0.5]) * rng.uniform(0.05, 0.95, 2)
     x = 1 + 3 * rng.normal(size=2)
-    return {"x": x, "gear_mask": mask, "gear": gear, "brake": rng.random() < 0.5, "foot": foot, "free": rng.normal()}  # fmt: skip
+    return {
+        "x": x,
+        "gear_mask": mask,
+        "gear": gear,
+        "brake": rng.random() < 0.5,
+        "foot": foot,
+        "free": rng.normal(),
+    }
 
 
 @pytest.mark.slow
 def test_a_step_of_ppo_equals_a_plain_one():
-    """Mixed actions, moments of observations, scaled rewards, clipped values, several episodes of every actor in a block."""
+    """Mixed actions, moments of observations, scaled rewards, clipped values, several episodes of every
+    actor in a block."""
     T, N, lam, clip, value_coef, coef, small = 12, 3, 0.8, 0.15, 0.7, 0.05, 1e-3
     definition = parse_agent(
-        "ppo", model=NETWORK, distribution="squash", std="predicted", n_steps=T, gamma=GAMMA, lam=lam, clip_norm=clip,
-        value_loss_coef=value_coef, entropy_coef=coef, advantage_epsilon=small, ppo_epochs=1, mini_batches=1, optimizer="sgd", lr=LR,
-        grad_norm=None, normalize_rewards=True, normalize_observations=True,
-    )  # fmt: skip
+        "ppo",
+        model=NETWORK,
+        distribution="squash",
+        std="predicted",
+        n_steps=T,
+        gamma=GAMMA,
+        lam=lam,
+        clip_norm=clip,
+        value_loss_coef=value_coef,
+        entropy_coef=coef,
+        advantage_epsilon=small,
+        ppo_epochs=1,
+        mini_batches=1,
+        optimizer="sgd",
+        lr=LR,
+        grad_norm=None,
+        normalize_rewards=True,
+        normalize_observations=True,
+    )
     algorithm = definition.cls.create(definition.config, HYBRID, N)
     own = streams(7, N, 2 * T, hybrid)
     assert ends(own, T, 2 * T) == ALL
@@ -394,13 +442,30 @@ def test_a_step_of_ppo_equals_a_plain_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("horizon", [2, None])
 def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
-    """λ-returns of few rewards with values of terminal states, clipped ratios, penalties, a baseline with steps of its own."""
+    """λ-returns of few rewards with values of terminal states, clipped ratios, penalties, a baseline with
+    steps of its own."""
     T, lam, clip, coef, l2, huber, slow = 8, 0.7, 0.1, 0.05, 0.01, 0.5, 0.05
     definition = parse_agent(
-        "modular", model=NETWORK, baseline_model=NETWORK, batch_size=2 * T, horizon=horizon, lam=lam, gamma=GAMMA, optimizer="sgd",
-        lr=LR, baseline_optimizer="sgd", baseline_lr=slow, clipping_value=clip, entropy_regularization=coef, l2_regularization=l2,
-        normalize_advantage=True, huber_loss=huber, predict_terminal_values=True, normalize_rewards=True, multi_step=2,
-    )  # fmt: skip
+        "modular",
+        model=NETWORK,
+        baseline_model=NETWORK,
+        batch_size=2 * T,
+        horizon=horizon,
+        lam=lam,
+        gamma=GAMMA,
+        optimizer="sgd",
+        lr=LR,
+        baseline_optimizer="sgd",
+        baseline_lr=slow,
+        clipping_value=clip,
+        entropy_regularization=coef,
+        l2_regularization=l2,
+        normalize_advantage=True,
+        huber_loss=huber,
+        predict_terminal_values=True,
+        normalize_rewards=True,
+        multi_step=2,
+    )
     algorithm = definition.cls.create(definition.config, MASKED, 2)
     made = Learner(algorithm)
     assert algorithm.rows == T

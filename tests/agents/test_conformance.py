@@ -1,4 +1,5 @@
-"""What holds for every agent of the table: specification, shapes, determinism, compilation, masks, broken numbers."""
+"""What holds for every agent of the table: specification, shapes, determinism, compilation, masks, broken
+numbers."""
 
 from __future__ import annotations
 
@@ -580,7 +581,8 @@ def having(option: str):
 
 @pytest.mark.parametrize("name", having("epsilon_decay_steps"))
 def test_exploration_rate_is_one_while_the_memory_fills_and_then_falls_linearly(name):
-    """From 1 to 0.02 over 60 steps, with a memory after the first 12: at 42 steps 1 - 0.98 * 30 / 60 = 0.51."""
+    """From 1 to 0.02 over 60 steps, with a memory after the first 12: at 42 steps 1 - 0.98 * 30 / 60 =
+    0.51."""
     agent = compiled(name, Countdown())
     start = small(name).get("buffer_initial_size", 0)
     _, blocks, metrics = agent.run(0, 24)

@@ -1,4 +1,5 @@
-"""DDPG, TD3 and SAC with recurrent networks: targets and losses against plain loops, stored states, burn-in, and a probe of memory."""
+"""DDPG, TD3 and SAC with recurrent networks: targets and losses against plain loops, stored states,
+burn-in, and a probe of memory."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ from operant.types import Rollout
 BURN, LENGTH, GAMMA, COLUMNS = 2, 5, 0.9, 4
 TERMINATED = [(3, 0), (0, 1), (4, 2)]
 TRUNCATED = [(6, 0), (2, 3)]
-"""Ends at (row, column), in the burn-in, among the rows that learn and at the last. A row without action follows."""
+"""Ends at (row, column), in the burn-in, among the rows that learn and at the last.
+
+A row without action follows.
+"""
 EACH = pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
 pytestmark = pytest.mark.slow
 
@@ -200,7 +204,8 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
 
 @pytest.mark.exhaustive
 def test_replayed_states_are_those_that_networks_had_when_the_agent_acted():
-    """Without learning the same networks made all of them: unrolled from the first, they come to the others."""
+    """Without learning the same networks made all of them: unrolled from the first, they come to the
+    others."""
     agent = compiled("td3", Countdown(kind="float"), **networks("td3", RECURRENT), lr=0.0)
     algorithm = agent.learner.algorithm
     train, blocks, metrics = agent.run(0, 14)
@@ -218,7 +223,8 @@ def test_replayed_states_are_those_that_networks_had_when_the_agent_acted():
 
 
 def test_what_was_done_elsewhere_is_remembered_as_if_done_here():
-    """`recall` of the actions that `act` chose gives what `act` gave, also of an element that has one value only."""
+    """`recall` of the actions that `act` chose gives what `act` gave, also of an element that has one
+    value only."""
     spaces = Spaces.read(
         states={"type": "float", "shape": (3,)},
         actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},
@@ -335,7 +341,8 @@ def test_states_forgotten_between_sequences_fail_the_probe(monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("own", [True, False], ids=["own optimizer", "together"])
 def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
-    """The modular agent: -Q(h, s, μ(h, s)) and (r + γ Q'(h', s', μ'(h', s')) - Q(h, s, a))², h of what was seen and done before."""
+    """The modular agent: -Q(h, s, μ(h, s)) and (r + γ Q'(h', s', μ'(h', s')) - Q(h, s, a))², h of what was
+    seen and done before."""
     options = {
         "objective": "deterministic_policy_gradient",
         "memory": "recent",

@@ -45,7 +45,10 @@ def one_action(name, **options):
 
 
 def test_target_by_hand():
-    """μ'(s') = tanh(0.5 * 2) = 0.7616; Q'(s', a) = 1 + 2 s' + 3 a = 7.2848; y = 0.5 + 0.9 Q' = 7.0563; terminal: 0.5."""
+    """μ'(s') = tanh(0.5 * 2) = 0.7616; Q'(s', a) = 1 + 2 s' + 3 a = 7.2848; y = 0.5 + 0.9 Q' = 7.0563.
+
+    Terminal: 0.5.
+    """
     made = one_action("ddpg")
     state = made.init(jax.random.key(0))
     state = state._replace(
@@ -113,7 +116,8 @@ def acts(made, state, filling, n=20_000, explore=True):
 
 
 def test_noise_is_in_units_of_half_the_range_and_each_element_has_its_own():
-    """Half ranges are 2 and 5: with a coefficient of 0.1 deviations of 0.2 and 0.5 around the greedy action."""
+    """Half ranges are 2 and 5: with a coefficient of 0.1 deviations of 0.2 and 0.5 around the greedy
+    action."""
     made = plain.algorithm("ddpg", step_noise_coef=0.1)
     state = made.init(jax.random.key(0))  # near the middle of the range, so that nothing is clipped
     drawn, greedy = acts(made, state, False), acts(made, state, False, n=1, explore=False)
@@ -166,7 +170,10 @@ def test_a_memory_that_is_younger_than_the_run_fills_before_one_learns_from_it()
 
 @pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
 def test_critics_read_replayed_actions_in_units(name):
-    """Of bounds from -1 to 3, 3 is 1 and 0 is -1/2; of those from 0 to 10, 7.5 is 1/2. Rewards and states are as they were."""
+    """Of bounds from -1 to 3, 3 is 1 and 0 is -1/2; of those from 0 to 10, 7.5 is 1/2.
+
+    Rewards and states are as they were.
+    """
     made = plain.algorithm(name, buffer_batch_size=8, gamma=0.5)
     empty, no = made.memory.init(Learner(made).example()), np.zeros((3, 2), bool)
     states = np.arange(8, dtype=np.float32).reshape(4, 2, 1) * np.ones(3, np.float32)
@@ -232,7 +239,10 @@ def make(name="ddpg", states=None, actions=None, **options):
 @pytest.mark.parametrize("name", ["ddpg", "sac", "td3"])
 def test_floats_without_bounds_are_refused(name):
     actions = {"foot": {"type": "float", "shape": (2,), "min_value": 0.0}}
-    message = rf"{name} needs finite bounds .* action 'foot' has none \(min_value=0.0, max_value=None\)\. Give both, or use .*ppo"
+    message = (
+        rf"{name} needs finite bounds .* action 'foot' has none \(min_value=0.0, max_value=None\)\. "
+        r"Give both, or use .*ppo"
+    )
     with pytest.raises(SpaceError, match=message) as error:
         make(name, actions=actions)
     assert "td3" not in str(error.value).partition("agents instead")[2]

@@ -1,4 +1,5 @@
-"""Distributional and noisy variants of DQN: losses against plain loops, the structure of the noise, and learning."""
+"""Distributional and noisy variants of DQN: losses against plain loops, the structure of the noise, and
+learning."""
 
 from __future__ import annotations
 
@@ -184,7 +185,10 @@ def test_every_gradient_step_draws_a_batch_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("distributional", ["none", "c51", "quantile"])
 def test_elements_of_an_action_learn_as_if_each_were_alone(distributional):
-    """Of two elements of one action and a second action; of the element that may do nothing next nothing follows."""
+    """Of two elements of one action and a second action.
+
+    Of the element that may do nothing next nothing follows.
+    """
     options = {"distributional": distributional, "atoms": 5, "value_min": -2.0, "value_max": 2.0}
     values = learner("dqn", Countdown(), 3, **options).algorithm.values
     rng, atoms = np.random.default_rng(0), values.atoms
@@ -196,9 +200,15 @@ def test_elements_of_an_action_learn_as_if_each_were_alone(distributional):
     mask = jnp.asarray(rng.random((B, 2, 3)) < 0.5).at[:4, 0].set(False).at[:4, 1, 1].set(True)
     index = jnp.zeros((B, 2), jnp.int32)
     batch = Transition(
-        {}, {"gear": action[:, :2], "brake": action[:, 2]}, jnp.asarray(rng.normal(size=B), jnp.float32),
-        jnp.where(jnp.arange(B) < 3, 0.0, 0.9), {"gear_mask": mask}, (), index, jnp.asarray(rng.random(B), jnp.float32),
-    )  # fmt: skip
+        {},
+        {"gear": action[:, :2], "brake": action[:, 2]},
+        jnp.asarray(rng.normal(size=B), jnp.float32),
+        jnp.where(jnp.arange(B) < 3, 0.0, 0.9),
+        {"gear_mask": mask},
+        (),
+        index,
+        jnp.asarray(rng.random(B), jnp.float32),
+    )
     together = dqn.Outputs(*({"gear": g, "brake": b} for g, b in zip(gear, brake, strict=True)))
     judge = jax.jit(dqn.td_loss, static_argnums=0)
     total, (error, metrics) = judge(values, together, batch)
@@ -262,7 +272,8 @@ def test_noise_is_of_rank_one_with_the_biases_sharing_the_outputs_factor():
 
 
 def test_noise_does_not_depend_on_the_order_of_layers():
-    """Compiled functions sort the names of a dict: a layer must get the same noise inside and outside of them."""
+    """Compiled functions sort the names of a dict: a layer must get the same noise inside and outside of
+    them."""
     sigma = {"head.a/kernel": jnp.ones((2, 3)), "head.a.value/kernel": jnp.ones((2, 1))}
     params = jax.tree.map(jnp.zeros_like, sigma)
     compiled_noise = jax.jit(noisy.perturbed)(params, sigma, jax.random.key(0))
@@ -306,7 +317,10 @@ def test_noise_of_acting_is_new_after_every_update_and_greedy_acting_has_none():
 
 @pytest.mark.slow
 def test_without_deviations_the_first_update_is_that_of_the_plain_agent():
-    """With σ = 0 losses and gradients of μ are the plain ones, whatever the noise; σ gets gradients all the same."""
+    """With σ = 0 losses and gradients of μ are the plain ones, whatever the noise.
+
+    Σ gets gradients all the same.
+    """
     plain, state = made()
     quiet, quiet_state = made_noisy(0.0)
     batch = batch_of(plain, jax.random.key(5))

@@ -1,4 +1,5 @@
-"""DQN with recurrent networks: the loss of sequences against plain loops, the stored state, burn-in, and a probe of memory."""
+"""DQN with recurrent networks: the loss of sequences against plain loops, the stored state, burn-in, and a
+probe of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from operant.types import Rollout
 BURN, LENGTH, GAMMA = 2, 6, 0.9
 TERMINATED = [(4, 0), (0, 1), (5, 2)]
 TRUNCATED = [(7, 0), (3, 2)]
-"""Ends at (row, column), in the burn-in, among the rows that learn and behind; column 3 has none. A row without action follows."""
+"""Ends at (row, column), in the burn-in, among the rows that learn and behind; column 3 has none.
+
+A row without action follows.
+"""
 
 
 def made(masked=True, **options):
@@ -58,7 +62,8 @@ def block_of(algorithm, key):
 
 
 def step_by_step(algorithm, variables, block):
-    """Outputs of every row `[T + 1, B, ...]` and the state before it, one call per row, from zero where an episode begins."""
+    """Outputs of every row `[T + 1, B, ...]` and the state before it, one call per row, from zero where an
+    episode begins."""
     step, carry, found, states = jax.jit(algorithm.model.apply), block.carry, [], []
     for t in range(len(block.reward) + 1):
         if t:
@@ -164,7 +169,10 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
 
 @pytest.mark.slow
 def test_rows_that_only_end_returns_are_no_reason_for_a_step(monkeypatch):
-    """Weights are 0 where no action was taken in the rows that learn; momentum would move the parameters all the same."""
+    """Weights are 0 where no action was taken in the rows that learn.
+
+    Momentum would move the parameters all the same.
+    """
     algorithm, state = made(masked=False, n_steps=3)
     key = jax.random.key(1)
     block = block_of(algorithm, key)
@@ -229,7 +237,8 @@ def test_learning_waits_for_a_sequence_and_the_row_that_follows_it(name, loss, o
         finite.append(bool(np.isfinite(metrics[loss])))
         steps.append(differing(getattr(train.state, optimizer), getattr(after.state, optimizer)) != [])
         train = after
-    # burn_in 2 + sequence_length 4 + n_steps 1 - 1 are six rows, blocks are of two: three hold six, four the seventh
+    # burn_in 2 + sequence_length 4 + n_steps 1 - 1 are six rows, blocks are of two: three hold six, four the
+    # seventh
     assert finite == steps == [False, False, False, True, True]
 
 
@@ -324,7 +333,8 @@ def test_what_cannot_be_replayed_in_sequences_is_refused():
     with pytest.raises(
         SpecError,
         match=r"buffer_max_size must be above 96 for a recurrent network: 2 environments x \(burn_in 30 \+ "
-        r"sequence_length 16 \+ n_steps 3 - 1\) rows\. Received: buffer_max_size=96\. Use a larger buffer_max_size",
+        r"sequence_length 16 \+ n_steps 3 - 1\) rows\. Received: buffer_max_size=96\. Use a larger "
+        r"buffer_max_size",
     ):
         made(burn_in=30, sequence_length=16, n_steps=3)
     assert (

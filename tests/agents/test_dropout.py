@@ -179,7 +179,8 @@ def agent(name: str, rate: float) -> Compiled:
 
 
 def alike(name: str):
-    """Return an agent with dropout and one without, with trains of the same weights, and blocks that both acted out alike."""
+    """Return an agent with dropout and one without, with trains of the same weights, and blocks that both
+    acted out alike."""
     dropping, plain = agent(name, 0.5), agent(name, 0.0)
     train, world = plain.begin(0)
     other, its_world = dropping.begin(0)

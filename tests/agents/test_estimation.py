@@ -137,7 +137,10 @@ def test_the_newest_rows_are_those_that_became_known_last():
 
 
 def test_newest_episodes_are_the_last_to_end():
-    """Actor 0 ends at rows 1 and 4, actor 1 at row 3; rows after an end hold a last observation, row 6 an open episode."""
+    """Actor 0 ends at rows 1 and 4, actor 1 at row 3.
+
+    Rows after an end hold a last observation, row 6 an open episode.
+    """
     ended = np.zeros((7, 2), bool)
     ended[[1, 4, 3], [0, 0, 1]] = True
     valid = np.ones((7, 2), bool)

@@ -1,6 +1,7 @@
 """Every option of every agent makes a difference: another legal value gives another run.
 
-Each option needs a line here. Options that compiled code takes as numbers are changed without compiling again.
+Each option needs a line here. Options that compiled code takes as numbers are changed without compiling
+again.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ KNOBS: dict[str, dict[str, Knob]] = {
 
 
 def declared(config: type[Config]) -> dict[str, str]:
-    """Return where each option of a config is declared: the name of a shared class, or of the agent's module."""
+    """Return where each option of a config is declared: the name of a shared class, or of the agent's
+    module."""
     found = {}
     for option in options(config):
         owner = next(
@@ -263,7 +265,8 @@ def knobs(name: str) -> dict[str, Knob]:
 def missing(config: type[Config]) -> list[str]:
     """Return the options without a line."""
     return [
-        f"tests/agents/test_knobs.py has no line for {option!r} of {owner}. Add another legal value to KNOBS[{owner!r}]."
+        f"tests/agents/test_knobs.py has no line for {option!r} of {owner}. Add another legal value to "
+        f"KNOBS[{owner!r}]."
         for option, owner in declared(config).items()
         if option not in KNOBS.get(owner, {})
     ]
@@ -422,7 +425,10 @@ def test_every_traced_option_takes_a_schedule(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ONCE)
 def test_constant_schedules_are_the_numbers(name):
-    """All traced options at once, as schedules that never change; halved by the vector of factors, as numbers are."""
+    """All traced options at once, as schedules that never change.
+
+    Halved by the vector of factors, as numbers are.
+    """
     plain_agent = compiled(name, countdown(name))
     config = plain_agent.learner.algorithm.config
     constant = {

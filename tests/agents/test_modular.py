@@ -1,4 +1,5 @@
-"""The modular agent: when it updates, on what, and that its settings are the algorithms that they are said to be."""
+"""The modular agent: when it updates, on what, and that its settings are the algorithms that they are said
+to be."""
 
 from __future__ import annotations
 
@@ -74,7 +75,10 @@ def test_an_update_that_is_not_due_leaves_the_next_one_as_far_away():
 
 @pytest.mark.slow
 def test_update_by_timesteps_comes_with_every_multiple_of_rows():
-    """A row is a step or an episode's last observation; the 4th row is known once the observation after it is."""
+    """A row is a step or an episode's last observation.
+
+    The 4th row is known once the observation after it is.
+    """
     agent = small(update=4, horizon=1)
     made = live(agent, [20])
     assert agent.updates == 5 and sum(made) == 5  # 20 steps, and the end of the episode
@@ -113,7 +117,8 @@ def test_targets_rest_where_there_is_no_row_to_learn_from():
     ],
 )
 def test_noise_and_samples_are_drawn_by_keys_of_every_implementation(options):
-    """Of a key that is not of the default kind, such as one of a run that was begun where another kind was."""
+    """Of a key that is not of the default kind, such as one of a run that was begun where another kind
+    was."""
     dropout = [*MODEL, {"type": "dropout", "rate": 0.5}]
     made = compile_agent(
         "modular", Countdown(), 2, **{"model": dropout, "subsampling_fraction": 0.5, **options}
@@ -275,17 +280,29 @@ def test_l2_is_a_share_of_the_parameters():
     "model", [MODEL, pytest.param(RECURRENT, marks=pytest.mark.exhaustive)], ids=["feed-forward", "recurrent"]
 )
 def test_one_step_per_block_with_a_shared_baseline_is_the_actor_critic_of_blocks(model):
-    """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network. A memory of one block: with rows
-    before it, recurrent states would be brought up from those with the parameters as they are, where a2c takes those stored."""
+    """The same gradient as a2c: 3 actors, 6 rows, bootstrapped returns, one shared network.
+
+    A memory of one block: with rows
+    before it, recurrent states would be brought up from those with the parameters as they are, where a2c
+    takes those stored."""
     env = Countdown()
     other = compile_agent(
         "a2c", env, n_steps=6, entropy_coef=0.02, value_loss_coef=0.5, grad_norm=None, lr=0.01, gamma=0.9,
         model=model, separate=False,
     )  # fmt: skip
     made = compile_agent(
-        "modular", env, batch_size=18, capacity=18, horizon=None, baseline_model="shared", baseline_weight=0.5,
-        entropy_regularization=0.02, lr=0.01, gamma=0.9, model=model,
-    )  # fmt: skip
+        "modular",
+        env,
+        batch_size=18,
+        capacity=18,
+        horizon=None,
+        baseline_model="shared",
+        baseline_weight=0.5,
+        entropy_regularization=0.02,
+        lr=0.01,
+        gamma=0.9,
+        model=model,
+    )
     train, world = other.begin(0)
     mine, _ = made.begin(0)
     mine = mine._replace(state=mine.state._replace(variables=train.state.variables))
@@ -430,7 +447,8 @@ class Certain(objectives.PolicyGradient):
 @pytest.mark.parametrize(
     ("options", "losses", "slopes"),
     [
-        # probabilities 1/4 and 3/4; the first is taken, at which it was 1/8, then the second, at which it was 1
+        # probabilities 1/4 and 3/4; the first is taken, at which it was 1/8, then the second, at which it was
+        # 1
         ({"importance_sampling": True}, [-2 * 3.0, 0.75 * 5.0], [-2 * 3.0 * 0.75, -0.75 * 5.0 * 0.75]),
         ({"clipping_value": 0.5}, [-1.5 * 3.0, 0.75 * 5.0], [0.0, -0.75 * 5.0 * 0.75]),
         ({}, [3.0 * np.log(4.0), -5.0 * np.log(4 / 3)], [-3.0 * 0.75, -5.0 * 0.75]),
@@ -438,7 +456,10 @@ class Certain(objectives.PolicyGradient):
     ids=["ratio", "clipped", "plain"],
 )
 def test_the_loss_of_a_policy_by_hand(options, losses, slopes):
-    """Advantages 3 and -5; the slope in the logit of the first action is -ρ A (1 - p) where it is taken, ρ A p where not."""
+    """Advantages 3 and -5.
+
+    The slope in the logit of the first action is -ρ A (1 - p) where it is taken, ρ A p where not.
+    """
     config = parse_agent("modular", entropy_regularization=0.0, baseline_model=None, **options).config
     objective = Certain(config, Spaces.read(states=STATES, actions=ACTIONS), {})
     logits = {"action/logits": jnp.broadcast_to(jnp.log(jnp.array([0.25, 0.75])), (2, 2))}
@@ -483,7 +504,10 @@ def test_targets_move_with_every_so_manieth_update():
 
 
 def test_a_baseline_is_subtracted_from_replayed_returns_too(monkeypatch):
-    """State t is worth 10 t; rewards are 1 and γ is 1/2: A = 1 + 10 (t + 1) / 2 - 10 t. Row 2 terminates: 1 - 20."""
+    """State t is worth 10 t; rewards are 1 and γ is 1/2: A = 1 + 10 (t + 1) / 2 - 10 t.
+
+    Row 2 terminates: 1 - 20.
+    """
     monkeypatch.setattr(BatchPreparation, "values", lambda self, view: 10.0 * view.observation["state"])
     spaces = Spaces.read(states={"type": "float", "shape": (1,)}, actions=ACTIONS)
     options = {"memory": "replay", "horizon": 1, "gamma": 0.5, "batch_size": 32}
@@ -573,11 +597,17 @@ def test_noise_on_parameters_has_the_deviation_asked_for_and_leaves_running_aver
 # In the words of others
 
 TUNED = {
-    "batch_size": 12, "update_frequency": 1, "learning_rate": 1.813e-3, "multi_step": 5, "subsampling_fraction": 0.913,
-    "likelihood_ratio_clipping": 0.0996, "discount": 0.99854, "baseline": "auto",
+    "batch_size": 12,
+    "update_frequency": 1,
+    "learning_rate": 1.813e-3,
+    "multi_step": 5,
+    "subsampling_fraction": 0.913,
+    "likelihood_ratio_clipping": 0.0996,
+    "discount": 0.99854,
+    "baseline": "auto",
     "baseline_optimizer": {"optimizer": "adam", "learning_rate": 3.67e-3, "multi_step": 10},
     "entropy_regularization": 1.14e-3,
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive
@@ -595,9 +625,14 @@ def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
     assert c.advantage and c.bootstraps
     env = Countdown()
     agent = Agent.create(
-        agent="ppo", states=env.spaces.states, actions=env.spaces.actions, max_episode_timesteps=3, network=MODEL,
-        parallel_interactions=2, **TUNED,
-    )  # fmt: skip
+        agent="ppo",
+        states=env.spaces.states,
+        actions=env.spaces.actions,
+        max_episode_timesteps=3,
+        network=MODEL,
+        parallel_interactions=2,
+        **TUNED,
+    )
     made = interact(agent, env, 0, 40)
     assert sum(made) == agent.updates > 10
     assert agent.episodes >= agent.updates
@@ -606,25 +641,52 @@ def test_the_tuned_configuration_is_accepted_and_learns_in_a_program():
 @pytest.mark.parametrize(
     ("agent", "options", "wanted"),
     [
-        ("a2c", {"batch_size": 20, "critic_optimizer": 0.5}, {"horizon": 1, "baseline_weight": 0.5, "batch_size": 20}),
+        (
+            "a2c",
+            {"batch_size": 20, "critic_optimizer": 0.5},
+            {"horizon": 1, "baseline_weight": 0.5, "batch_size": 20},
+        ),
         ("vpg", {"batch_size": 4}, {"unit": "episodes", "horizon": None, "baseline_model": None}),
         ("reinforce", {}, {"unit": "episodes", "batch_size": 10}),
         ("ac", {}, {"horizon": 1, "estimate_advantage": False, "baseline_model": "auto"}),
         (
             "dqn",
-            {"memory": 5000, "batch_size": 16, "update_frequency": 0.5, "start_updating": 100, "exploration": 0.1},
-            {"objective": "action_value", "memory": "replay", "capacity": 5000, "frequency": 0.5, "start": 100},
+            {
+                "memory": 5000,
+                "batch_size": 16,
+                "update_frequency": 0.5,
+                "start_updating": 100,
+                "exploration": 0.1,
+            },
+            {
+                "objective": "action_value",
+                "memory": "replay",
+                "capacity": 5000,
+                "frequency": 0.5,
+                "start": 100,
+            },
         ),
         ("double_dqn", {"huber_loss": 1.0}, {"double": True, "dueling": False}),
         ("dueling_dqn", {"target_sync_frequency": 7}, {"double": True, "dueling": True}),
         (
             "dpg",
-            {"memory": 5000, "network": "auto", "critic": "auto", "critic_optimizer": 0.5, "exploration": 0.2},
-            {"objective": "deterministic_policy_gradient", "capacity": 5000, "baseline_weight": 0.5, "exploration": 0.2},
+            {
+                "memory": 5000,
+                "network": "auto",
+                "critic": "auto",
+                "critic_optimizer": 0.5,
+                "exploration": 0.2,
+            },
+            {
+                "objective": "deterministic_policy_gradient",
+                "capacity": 5000,
+                "baseline_weight": 0.5,
+                "exploration": 0.2,
+            },
         ),
         ("ppo", {"multi_step": 5}, {"clipping_value": 0.25, "subsampling_fraction": 0.33}),
     ],
-)  # fmt: skip
+)
 def test_named_agents_understand_their_words(agent, options, wanted):
     definition = parse_agent(agent, **options)
     found = {name: getattr(definition.config, name) for name in wanted}
@@ -641,15 +703,24 @@ def test_own_words_stay_own_and_both_together_are_refused():
 
 
 DETERMINISTIC = {
-    "memory": 64, "batch_size": 6, "horizon": 1, "objective": "deterministic_policy_gradient", "exploration": 0.3,
-    "optimizer": "sgd", "lr": 0.1, "gamma": 0.9, "model": MODEL, "baseline_model": MODEL,
-}  # fmt: skip
+    "memory": 64,
+    "batch_size": 6,
+    "horizon": 1,
+    "objective": "deterministic_policy_gradient",
+    "exploration": 0.3,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "gamma": 0.9,
+    "model": MODEL,
+    "baseline_model": MODEL,
+}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("own", [False, True], ids=["together", "own optimizer"])
 def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
-    """One update against the formulas: of the policy -mean Q(s, μ(s)), of the baseline mean (r + γ Q'(s', μ'(s')) - Q(s, a))²."""
+    """One update against the formulas: of the policy -mean Q(s, μ(s)), of the baseline mean (r + γ Q'(s',
+    μ'(s')) - Q(s, a))²."""
     options = {"baseline_optimizer": "sgd", "baseline_lr": 0.2} if own else {"baseline_weight": 2.0}
     env = Countdown(kind="float")
     made = compile_agent("modular", env, **DETERMINISTIC, **options, target_update_weight=0.25)
@@ -701,12 +772,26 @@ def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
 
 @pytest.mark.exhaustive
 def test_recurrent_networks_replay_steps_with_those_before_them():
-    """Every draw is a sequence of the layer's horizon, the step itself and those of its return; only the step counts."""
+    """Every draw is a sequence of the layer's horizon, the step itself and those of its return.
+
+    Only the step counts.
+    """
     model = [{"type": "dense", "size": 8}, {"type": "gru", "size": 8, "horizon": 3}]
     made = compile_agent(
-        "modular", Countdown(masked=True), model=model, memory="replay", capacity=60, batch_size=18, horizon=2, gamma=0.9,
-        objective="action_value", baseline_model=None, target_update_weight=0.25, lr=0.05, optimizer="sgd",
-    )  # fmt: skip
+        "modular",
+        Countdown(masked=True),
+        model=model,
+        memory="replay",
+        capacity=60,
+        batch_size=18,
+        horizon=2,
+        gamma=0.9,
+        objective="action_value",
+        baseline_model=None,
+        target_update_weight=0.25,
+        lr=0.05,
+        optimizer="sgd",
+    )
     algorithm = made.learner.algorithm
     assert algorithm.warmup == 3
     train, world = made.begin(0)
@@ -751,21 +836,42 @@ def test_what_a_deterministic_policy_needs_is_asked_for():
         ({"baseline_model": None}, bounded, SpecError, "needs a baseline with a network of its own"),
         ({"baseline_model": "shared"}, bounded, SpecError, "needs a baseline with a network of its own"),
         ({"exploration": None}, bounded, SpecError, r"explores by noise alone.*such as exploration=0.1"),
-        ({"gradient": "evolutionary"}, bounded, SpecError, r"to keep the baseline fixed.*Give baseline_optimizer='adam'"),
-        ({"linesearch_iterations": 1}, bounded, SpecError, r"to keep the baseline fixed.*linesearch_iterations=1"),
-        ({"importance_sampling": True}, bounded, SpecError, "importance_sampling belongs to objective='policy_gradient'"),
+        (
+            {"gradient": "evolutionary"},
+            bounded,
+            SpecError,
+            r"to keep the baseline fixed.*Give baseline_optimizer='adam'",
+        ),
+        (
+            {"linesearch_iterations": 1},
+            bounded,
+            SpecError,
+            r"to keep the baseline fixed.*linesearch_iterations=1",
+        ),
+        (
+            {"importance_sampling": True},
+            bounded,
+            SpecError,
+            "importance_sampling belongs to objective='policy_gradient'",
+        ),
         ({"gradient": "natural"}, bounded, SpecError, "gradient='natural' is that of a policy"),
-        ({"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9}, bounded, SpecError, r"capacity must be above 9 for a recurrent network: 1 actor"),
+        (
+            {"model": [{"type": "gru", "size": 8, "horizon": 8}], "memory": 9},
+            bounded,
+            SpecError,
+            r"capacity must be above 9 for a recurrent network: 1 actor",
+        ),
         ({}, {"type": "float"}, SpaceError, r"finite bounds.*use objective='policy_gradient'"),
         ({}, ACTIONS, SpaceError, "serves .float. actions only"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(error, match=message):
             Agent.create(states=STATES, actions=actions, **{**DETERMINISTIC, **options})
 
 
 @pytest.mark.slow
 def test_the_ratio_is_that_to_the_policy_at_the_beginning_of_the_update():
-    """Were it that to the policy which drew the rows, one that is clipped to almost 1 would leave no gradient after a few updates."""
+    """Were it that to the policy which drew the rows, one that is clipped to almost 1 would leave no
+    gradient after a few updates."""
     env = Countdown()
     one = compiled("modular", env, clipping_value=1e-6, multi_step=1)
     train, world = one.begin(0)
@@ -849,10 +955,19 @@ def test_preprocessing_that_is_elsewhere_is_answered():
     for spec, message in [
         ("exponential_normalization", "Give normalize_observations=True"),
         ({"state": [{"type": "sequence", "length": 4}]}, "gymnasium.wrappers.FrameStackObservation"),
-        ({"stat": {"type": "clipping", "lower": 0}}, r"names 'stat', which is no state. Did you mean 'state'"),
-        ([{"type": "linear_normalization", "min_value": 2.0, "max_value": 1.0}], r"min_value must be below max_value 1.0"),
-        ([{"type": "clipping", "lower": 0}, "linear_normalization"], r"state_preprocessing\['state'\]\[1\].*give min_value and max_value"),
-    ]:  # fmt: skip
+        (
+            {"stat": {"type": "clipping", "lower": 0}},
+            r"names 'stat', which is no state. Did you mean 'state'",
+        ),
+        (
+            [{"type": "linear_normalization", "min_value": 2.0, "max_value": 1.0}],
+            r"min_value must be below max_value 1.0",
+        ),
+        (
+            [{"type": "clipping", "lower": 0}, "linear_normalization"],
+            r"state_preprocessing\['state'\]\[1\].*give min_value and max_value",
+        ),
+    ]:
         with pytest.raises(SpecError, match=message):
             small(state_preprocessing=spec)
 
@@ -886,12 +1001,16 @@ def definition_learner(definition, env):
         (
             "modular",
             {
-                "objective": "action_value", "memory": "replay", "horizon": 1, "frequency": 8, "target_sync_frequency": 100,
+                "objective": "action_value",
+                "memory": "replay",
+                "horizon": 1,
+                "frequency": 8,
+                "target_sync_frequency": 100,
                 "exploration": {"type": "linear", "start": 1.0, "end": 0.05, "steps": 8000},
             },
         ),
     ],
-)  # fmt: skip
+)
 def test_it_learns_cartpole(name, options):
     """A random policy scores 22; measured 218, 236 and 155 to 256 after 40,000 steps."""
     assert score(name, 40_000, **options) > 120
@@ -902,10 +1021,24 @@ def test_a_deterministic_policy_learns_to_swing_up():
     """A random policy scores -1,200; measured -141 after 40,000 steps of 8 actors."""
     network = [{"type": "dense", "size": 64, "activation": "relu"}] * 2
     found = score(
-        "modular", 40_000, "jax:Pendulum-v1", 40, objective="deterministic_policy_gradient", memory=40_000, batch_size=128,
-        frequency=8, start=1000, horizon=1, gamma=0.98, model=network, baseline_model=network, lr=1e-3,
-        baseline_optimizer="adam", exploration=0.3, target_update_weight=0.01,
-    )  # fmt: skip
+        "modular",
+        40_000,
+        "jax:Pendulum-v1",
+        40,
+        objective="deterministic_policy_gradient",
+        memory=40_000,
+        batch_size=128,
+        frequency=8,
+        start=1000,
+        horizon=1,
+        gamma=0.98,
+        model=network,
+        baseline_model=network,
+        lr=1e-3,
+        baseline_optimizer="adam",
+        exploration=0.3,
+        target_update_weight=0.01,
+    )
     assert found > -300
 
 

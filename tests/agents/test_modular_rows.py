@@ -1,4 +1,5 @@
-"""Which rows the modular agent learns from: with updates as far apart as batches are large, from every row once."""
+"""Which rows the modular agent learns from: with updates as far apart as batches are large, from every row
+once."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def learned(monkeypatch):
 
 
 def play(lengths, steps, actors, **options):
-    """Act in all actors at once, in episodes of lengths drawn in turn; return the agent and the numbers of each actor's rows.
+    """Act in all actors at once, in episodes of lengths drawn in turn.
+
+    Return the agent and the numbers of each actor's rows.
 
     Row `t` of actor `i` is `100,000 i + t`.
     """
@@ -76,12 +79,21 @@ def drawn(low, high):
         pytest.param(drawn(10, 60), 3, {"horizon": None, "batch_size": 30}, marks=pytest.mark.slow),
         (drawn(3, 8), 1, {**SHARED, "capacity": 1000}),
         pytest.param(drawn(3, 8), 1, {**SHARED, "model": GRU}, marks=pytest.mark.slow),
-        pytest.param(lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.slow),
+        pytest.param(
+            lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.slow
+        ),
         pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.slow),
-        pytest.param(lambda i: (2, 20)[i], 2, {"unit": "episodes", "batch_size": 4, "horizon": None}, marks=pytest.mark.slow),
-        pytest.param(lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}, marks=pytest.mark.slow),
+        pytest.param(
+            lambda i: (2, 20)[i],
+            2,
+            {"unit": "episodes", "batch_size": 4, "horizon": None},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}, marks=pytest.mark.slow
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_row_is_learned_from_once(lengths, actors, options, learned):
     steps, known = 400, 250  # what comes late waits for its return, and for an update
     agent = play(lengths, steps, actors, **options)
@@ -96,7 +108,8 @@ def test_every_row_is_learned_from_once(lengths, actors, options, learned):
 @pytest.mark.parametrize(("start", "first"), [(40, 1), (36, 5), (33, 8)])
 @pytest.mark.slow
 def test_the_first_update_is_late_by_what_came_after_start(start, first, learned):
-    """Episodes of 8 actors end together: the 40th is the 4th behind a start of 36, and not the 39th behind the one of a batch."""
+    """Episodes of 8 actors end together: the 40th is the 4th behind a start of 36, and not the 39th behind
+    the one of a batch."""
     options = {"unit": "episodes", "batch_size": 1, "start": start, "horizon": None}
     play(lambda _: 5, 100, 8, **options)
     assert [len(batch) for batch in learned[:4]] == [5 * first, *[40] * 3]
@@ -120,7 +133,10 @@ def test_updates_half_as_often_leave_the_older_half_out(learned):
 
 @pytest.mark.slow
 def test_returns_from_a_replay_memory_wait_for_their_rewards(monkeypatch):
-    """Every reward is 1, nothing ends or is predicted: every return of five rewards is 5. One that ends sooner is whole."""
+    """Every reward is 1, nothing ends or is predicted: every return of five rewards is 5.
+
+    One that ends sooner is whole.
+    """
     found, batch = [], BatchPreparation.batch
 
     def watched(self, memory, key):

@@ -1,4 +1,5 @@
-"""Optimizers given as objects of Keras or optax, or as dicts: the same steps, and one place for each number."""
+"""Optimizers given as objects of Keras or optax, or as dicts: the same steps, and one place for each
+number."""
 
 import json
 
@@ -155,7 +156,8 @@ def test_a_decay_survives_as_data():
     [
         (
             3,
-            r"optimizer must be a name, a dict with 'type', a Keras optimizer or an optax transformation. Received: optimizer=3",
+            r"optimizer must be a name, a dict with 'type', a Keras optimizer or an optax transformation. "
+            r"Received: optimizer=3",
         ),
         ("adm", r"Unknown optimizer 'adm'\. Did you mean 'adam'\?"),
         ({"lr": 0.1}, r"optimizer must be a name or a dict with 'type'. Received: optimizer=\{'lr': 0.1\}"),

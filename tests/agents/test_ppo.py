@@ -1,4 +1,5 @@
-"""PPO: gradient steps that end where the divergence exceeds `target_kl`, against a slow loop that takes one step at a time."""
+"""PPO: gradient steps that end where the divergence exceeds `target_kl`, against a slow loop that takes
+one step at a time."""
 
 import functools
 
@@ -51,7 +52,8 @@ def started(agent):
 
 
 def slowly(agent, train, block):
-    """Yield what is learned before each gradient step of an update, and the metrics of the step, one step at a time."""
+    """Yield what is learned before each gradient step of an update, and the metrics of the step, one step
+    at a time."""
     algorithm, state = agent.learner.algorithm, train.state
     model, optimizer = algorithm.model, updates.optimizer(algorithm.config)
     axis = 1 if model.recurrent else 0
@@ -138,7 +140,10 @@ def test_a_limit_that_nothing_reaches_changes_nothing():
 
 @pytest.mark.slow
 def test_an_update_without_a_step_changes_nothing_and_has_no_metrics_of_steps():
-    """Such as of a block that came from another policy. What would have been skipped behind the end was not."""
+    """Such as of a block that came from another policy.
+
+    What would have been skipped behind the end was not.
+    """
     agent = compiled("ppo", Countdown(), N, model=MODEL, target_kl=1.0, **SETTINGS)
     train, block = started(agent)
     block = block._replace(extras={"log_prob": block.extras["log_prob"] - 1.0})
@@ -179,7 +184,10 @@ def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
 
 
 def test_means_of_metrics_leave_out_minibatches_to_which_they_do_not_apply():
-    """Of the numbers 0 to 5 those below 2 are no data; their counts of steps are 0, and add up all the same."""
+    """Of the numbers 0 to 5 those below 2 are no data.
+
+    Their counts of steps are 0, and add up all the same.
+    """
 
     def step(learned, part):
         x = part[0][0]

@@ -1,4 +1,5 @@
-"""PQN: λ-returns by hand and against a slow loop, the loss, masks and several components, and the network by default."""
+"""PQN: λ-returns by hand and against a slow loop, the loss, masks and several components, and the network
+by default."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def run(kind="int", masked=False, **options):
 
 
 def returns_slowly(reward, terminated, truncated, valid, best, gamma, lam):
-    """Section 4 of Gallici et al. 2024, one row after the other; `best` is max_a Q of the row that follows."""
+    """Section 4 of Gallici et al. 2024, one row after the other.
+
+    `best` is max_a Q of the row that follows.
+    """
     found = np.zeros(len(reward))
     for t in reversed(range(len(reward))):
         if terminated[t]:
@@ -38,8 +42,9 @@ def returns_slowly(reward, terminated, truncated, valid, best, gamma, lam):
 def test_lambda_returns_by_hand(monkeypatch):
     """γ = 1/2, λ = 1/2, rewards 1, 2, 3, 4, max_a Q of the rows that follow 10, 20, 30, 40.
 
-    G_3 = 4 + 40/2 = 24; row 2 terminates: G_2 = 3; G_1 = 2 + (20/2 + 3/2)/2 = 7.75; G_0 = 1 + (10/2 + 7.75/2)/2 = 5.4375.
-    Cut by a time limit instead, row 2 is worth 3 + 30/2 = 18: G_1 = 2 + (10 + 9)/2 = 11.5, G_0 = 1 + (5 + 5.75)/2 = 6.375.
+    G_3 = 4 + 40/2 = 24; row 2 terminates: G_2 = 3; G_1 = 2 + (20/2 + 3/2)/2 = 7.75; G_0 = 1 + (10/2 +
+    7.75/2)/2 = 5.4375. Cut by a time limit instead, row 2 is worth 3 + 30/2 = 18: G_1 = 2 + (10 + 9)/2 =
+    11.5, G_0 = 1 + (5 + 5.75)/2 = 6.375.
     """
     algorithm = learner("pqn", Countdown(), 1, gamma=0.5, lam=0.5).algorithm
     best = jnp.array([10.0, 20.0, 30.0, 40.0])
@@ -126,7 +131,8 @@ def test_one_step_of_gradient_descent_goes_against_the_mean_gradient():
 
 
 def recurrent(**options):
-    """A recurrent agent, its train after some blocks, a block whose rows begin in an episode, and their values row by row."""
+    """A recurrent agent, its train after some blocks, a block whose rows begin in an episode, and their
+    values row by row."""
     agent, train, block = run("discrete", model=RECURRENT, mini_batches=1, n_steps=5, **options)
     assert any(np.any(x) for x in jax.tree.leaves(block.carry))
     assert not block.valid.all()
@@ -165,7 +171,8 @@ def test_returns_of_a_recurrent_network_are_those_of_its_values_row_by_row():
 
 @pytest.mark.exhaustive
 def test_a_recurrent_network_steps_against_the_gradient_through_its_rows():
-    """One step of plain descent on the mean over valid rows, with a graph that goes through them one after the other."""
+    """One step of plain descent on the mean over valid rows, with a graph that goes through them one after
+    the other."""
     agent, train, block, row_by_row = recurrent(epochs=1, optimizer="sgd", grad_norm=None)
     algorithm, params = agent.learner.algorithm, train.state.variables["params"]
     target = algorithm.targets(train.state.variables, block)
@@ -228,7 +235,10 @@ def test_settings_that_do_not_fit_are_refused():
         learner("pqn", Countdown(), 2, mini_batches=13)
     with pytest.raises(
         SpecError,
-        match=r"mini_batches must be at most 2 \(environments: 2, whose sequences stay whole for a recurrent model\).* fewer mini_batches, or more",
+        match=(
+            r"mini_batches must be at most 2 \(environments: 2, whose sequences stay whole for a "
+            r"recurrent model\).* fewer mini_batches, or more"
+        ),
     ):
         learner("pqn", Countdown(), 2, model=RECURRENT, mini_batches=3)
     with pytest.raises(SpaceError, match="pqn serves 'int' and 'bool' actions only"):

@@ -63,7 +63,8 @@ class Learning(NamedTuple):
     steps: int
     """Environment steps."""
     value: Callable[[Learner, Tree, Arrays, Tree], Array]
-    """Its estimate of what observations are worth, of what acting needs or, if `whole`, of the agent's state."""
+    """Its estimate of what observations are worth, of what acting needs or, if `whole`, of the agent's
+    state."""
     recurrent: dict[str, Any] | None = None
     """Options for the probe of memory."""
     whole: bool = False
@@ -356,7 +357,10 @@ def pairs():
 
 
 def served(*probes):
-    """Return one agent of a kind with each of these probes, or its continuous twin; those that serve neither are left out."""
+    """Return one agent of a kind with each of these probes, or its continuous twin.
+
+    Those that serve neither are left out.
+    """
     names = [entry if isinstance(entry, str) else entry.values[0] for entry in ONCE]
     twins = [
         (name, probe if probe in probes_of(name) else f"{probe}-continuous")
@@ -427,15 +431,16 @@ def test_truncation_taken_for_termination_is_seen_on_the_time_limit_probe(name, 
     found = on_device(name, probe)
     with pytest.raises(AssertionError, match="is right"):
         check(name, probe, found)
-    # Where 10 is right: whole returns give (1 + 1.9 + 2.71 + 3.439) / 4 = 2.26, the mean over the rows left; one-step
-    # targets, a quarter of which end, 1 / (1 - 0.9 * 3/4) = 3.08; λ-returns lie between.
+    # Where 10 is right: whole returns give (1 + 1.9 + 2.71 + 3.439) / 4 = 2.26, the mean over the rows left;
+    # one-step targets, a quarter of which end, 1 / (1 - 0.9 * 3/4) = 3.08; λ-returns lie between.
     assert ((found.value > 2.26 - 0.4) & (found.value < 3.08 + 0.4)).all(), found.value
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "probe"), served("probe/observation-action"))
 def test_actions_of_another_row_are_seen_on_the_observation_action_probe(name, probe, monkeypatch):
-    """Where an option says so, agents act at random throughout: else their own good actions bring rewards that those of others seem to earn."""
+    """Where an option says so, agents act at random throughout: else their own good actions bring rewards
+    that those of others seem to earn."""
     collect = DeviceRun.collect
 
     def wrong(self, *arguments):
@@ -453,7 +458,10 @@ def test_actions_of_another_row_are_seen_on_the_observation_action_probe(name, p
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in NAMES if LEARNING[name].value is greedy_value])
 def test_values_of_forbidden_actions_are_seen_on_the_mask_probe(name, monkeypatch):
-    """An agent that bootstraps from action values must leave forbidden ones out; others have no such maximum."""
+    """An agent that bootstraps from action values must leave forbidden ones out.
+
+    Others have no such maximum.
+    """
     right = losses.double_target
     monkeypatch.setattr(losses, "double_target", lambda target, online, mask: right(target, online, None))
     found = on_device(name, "probe/mask")

@@ -1,4 +1,5 @@
-"""SAC: log-probabilities against numbers, the temperature's direction, targets by hand, whole updates against plain NumPy."""
+"""SAC: log-probabilities against numbers, the temperature's direction, targets by hand, whole updates
+against plain NumPy."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def gaussian(made, mean, log_std):
 
 
 def test_log_probability_is_the_slope_of_the_probability(made):
-    """The density of tanh(u): the probability of a small interval around the action over its width, by the normal CDF."""
+    """The density of tanh(u): the probability of a small interval around the action over its width, by the
+    normal CDF."""
     from math import erf, sqrt
 
     mean, std, z = 0.4, 0.6, 0.8

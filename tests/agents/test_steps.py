@@ -78,7 +78,10 @@ def test_the_natural_step_is_that_of_the_fisher_matrix(n):
 
 
 def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
-    """The first half of the rows was in one state, the second in another; each state has two parameters of its own."""
+    """The first half of the rows was in one state, the second in another.
+
+    Each state has two parameters of its own.
+    """
     half, max_kl, damping = 2 * gradient_steps.CHUNK, 1e-4, 1e-3
     draw = np.random.default_rng(0)
     state = np.repeat([0, 1], [half, half])

@@ -53,7 +53,10 @@ def test_smoothing_noise_is_normal_and_differs_between_samples_elements_and_keys
 
 
 def test_smoothed_actions_by_hand(made):
-    """σ = 0.2, c = 0.5: noise of 1, 4, -4 becomes 0.2, 0.5, -0.5; then 0.9 + 0.2 is cut to 1, and -0.8 - 0.5 to -1."""
+    """σ = 0.2, c = 0.5: noise of 1, 4, -4 becomes 0.2, 0.5, -0.5.
+
+    Then 0.9 + 0.2 is cut to 1, and -0.8 - 0.5 to -1.
+    """
     units = {"arm": jnp.array([[0.9, 0.0], [0.1, -0.8]]), "leg": jnp.array([0.0, 0.3])}
     noise = {"arm": jnp.array([[1.0, 4.0], [1.0, -4.0]]), "leg": jnp.array([-4.0, 0.0])}
     smoothed = made.smoothed(units, noise)
@@ -253,7 +256,8 @@ def test_weights_are_three_models_and_targets_start_from_them(made):
 
 
 def test_critics_take_no_notice_of_an_element_with_one_value_only():
-    """In experience it is always 0 in units: of anything else that the actor says of it they have learnt nothing."""
+    """In experience it is always 0 in units: of anything else that the actor says of it they have learnt
+    nothing."""
     spaces = Spaces.read(
         states={"type": "float", "shape": (3,)},
         actions={"type": "float", "shape": (2,), "min_value": [-1.0, 2.0], "max_value": [1.0, 2.0]},

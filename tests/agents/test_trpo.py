@@ -31,7 +31,10 @@ def make(spaces=SPACES, actors=N, **options):
 
 
 def block_of(made, train):
-    """Random rows, with an end of either kind and the rows after them invalid; log-probabilities are the policy's."""
+    """Random rows, with an end of either kind and the rows after them invalid.
+
+    Log-probabilities are the policy's.
+    """
     rng = np.random.default_rng(0)
     observation = {"state": jnp.asarray(rng.normal(size=(T + 1, N, 2)), jnp.float32)}
     action = {"action": jnp.asarray(rng.integers(0, 3, (T, N)), jnp.int32)}
@@ -115,13 +118,28 @@ def gae(block, value, gamma, lam):
 
 
 def test_update_equals_a_slow_one():
-    """Natural gradient by an explicit Fisher matrix and its inverse; one step of the critic by plain descent."""
+    """Natural gradient by an explicit Fisher matrix and its inverse.
+
+    One step of the critic by plain descent.
+    """
     gamma, lam, max_kl, damping, coef, lr, every = 0.9, 0.7, 0.01, 0.02, 0.3, 0.05, 2
     made = make(
-        n_steps=T, gamma=gamma, lam=lam, max_kl=max_kl, cg_damping=damping, cg_iterations=40, fvp_n_steps=every,
-        entropy_coef=coef, critic_iterations=1, ppo_epochs=1, mini_batches=1, optimizer="sgd", lr=lr,
-        value_loss_coef=2.0, grad_norm=0.4,
-    )  # fmt: skip
+        n_steps=T,
+        gamma=gamma,
+        lam=lam,
+        max_kl=max_kl,
+        cg_damping=damping,
+        cg_iterations=40,
+        fvp_n_steps=every,
+        entropy_coef=coef,
+        critic_iterations=1,
+        ppo_epochs=1,
+        mini_batches=1,
+        optimizer="sgd",
+        lr=lr,
+        value_loss_coef=2.0,
+        grad_norm=0.4,
+    )
     train = made.init(jax.random.key(1), made.hyper())
     kernels = jax.tree.map(lambda x: x + 0.3, train.state.actor)  # far from uniform
     train = train._replace(state=train.state._replace(actor=kernels))
@@ -297,7 +315,8 @@ def test_divergence_stays_within_the_bound_and_comes_near_it(kind, options):
 
 @pytest.mark.exhaustive
 def test_without_the_line_search_the_bound_is_broken(monkeypatch):
-    """A wide region and few rows, on which the quadratic model fails: the search keeps the bound, the bare step does not."""
+    """A wide region and few rows, on which the quadratic model fails: the search keeps the bound, the bare
+    step does not."""
     searched = [kl for kl, _ in updates(compiled("trpo", Countdown(), 4, **BARE), 12, 0.5)]
     assert max(searched) <= SLACK * 0.5 * 1.01
 
@@ -437,6 +456,9 @@ def test_minibatches_must_fit_the_block_or_the_sequences():
     definition = parse_agent("trpo", actor_model=MODEL, critic_model=RECURRENT, mini_batches=3)
     with pytest.raises(
         SpecError,
-        match=r"mini_batches must be at most 2 \(2 environments: a recurrent critic.* fewer mini_batches, or more environments",
+        match=(
+            r"mini_batches must be at most 2 \(2 environments: a recurrent critic.* fewer mini_batches, "
+            r"or more environments"
+        ),
     ):
         definition.cls.create(definition.config, SPACES, N)

@@ -27,10 +27,14 @@ def read(**given):
             {"unit": "episodes", "batch_size": 10, "frequency": 0, "start": 3},
         ),
         # The float 1.0 is the whole batch, the default; the number 1 is one timestep or episode.
-        ({"update": {"unit": "episodes", "batch_size": 10, "frequency": 1.0, "start": None}},
-         {"unit": "episodes", "batch_size": 10, "frequency": None}),
-        ({"update": {"unit": "episodes", "batch_size": 10, "frequency": 1}},
-         {"unit": "episodes", "batch_size": 10, "frequency": 1}),
+        (
+            {"update": {"unit": "episodes", "batch_size": 10, "frequency": 1.0, "start": None}},
+            {"unit": "episodes", "batch_size": 10, "frequency": None},
+        ),
+        (
+            {"update": {"unit": "episodes", "batch_size": 10, "frequency": 1}},
+            {"unit": "episodes", "batch_size": 10, "frequency": 1},
+        ),
         ({"update_frequency": 1.0}, {"frequency": None}),
         ({"update_frequency": np.float32(1.0)}, {"frequency": None}),
         ({"update_frequency": 0.5}, {"frequency": 0.5}),
@@ -70,16 +74,33 @@ def read(**given):
             {"model": "auto", "dueling": True},
         ),
         (
-            {"policy": {"network": "auto", "distributions": {"float": {"type": "gaussian", "stddev_mode": "global"}}}},
+            {
+                "policy": {
+                    "network": "auto",
+                    "distributions": {"float": {"type": "gaussian", "stddev_mode": "global"}},
+                }
+            },
             {"model": "auto", "std": "global", "distribution": "squash"},
         ),
         (
-            {"policy": {"network": "auto", "distributions": {"int": "categorical", "float": {"type": "beta"}}}},
+            {
+                "policy": {
+                    "network": "auto",
+                    "distributions": {"int": "categorical", "float": {"type": "beta"}},
+                }
+            },
             {"model": "auto", "distribution": "beta"},
         ),
         ({"optimizer": "rmsprop"}, {"optimizer": "rmsprop"}),
         (
-            {"optimizer": {"optimizer": "adam", "learning_rate": 1e-3, "clipping_threshold": 0.5, "multi_step": 4}},
+            {
+                "optimizer": {
+                    "optimizer": "adam",
+                    "learning_rate": 1e-3,
+                    "clipping_threshold": 0.5,
+                    "multi_step": 4,
+                }
+            },
             {"optimizer": "adam", "lr": 1e-3, "grad_norm": 0.5, "multi_step": 4},
         ),
         (
@@ -114,7 +135,7 @@ def read(**given):
         ),
         ({"advantage_processing": {"type": "batch_normalization"}}, {"normalize_advantage": True}),
     ],
-)  # fmt: skip
+)
 def test_modules_are_read_into_options(given, wanted):
     assert read(**given) == wanted
     again = read(**read(**given))
@@ -125,30 +146,74 @@ def test_modules_are_read_into_options(given, wanted):
     ("given", "message"),
     [
         ({"update": {"unit": "episodes"}}, r"update needs 'batch_size'"),
-        ({"update": {"unit": "episodes", "batch_sise": 3}}, r"update takes no argument 'batch_sise'\. Did you mean 'batch_size'"),
+        (
+            {"update": {"unit": "episodes", "batch_sise": 3}},
+            r"update takes no argument 'batch_sise'\. Did you mean 'batch_size'",
+        ),
         ({"memory": {"type": "replai"}}, r"Unknown memory 'replai'\. Did you mean 'replay'"),
-        ({"objective": "policy_gradiant"}, r"Unknown objective 'policy_gradiant'\. Did you mean 'policy_gradient'"),
+        (
+            {"objective": "policy_gradiant"},
+            r"Unknown objective 'policy_gradiant'\. Did you mean 'policy_gradient'",
+        ),
         ({"objective": "value"}, r"The value of states alone makes no actions"),
         ({"objective": {"type": "value"}}, r"The value of states alone makes no actions"),
         ({"reward_estimation": {"horison": 1}}, r"takes no argument 'horison'\. Did you mean 'horizon'"),
         ({"reward_estimation": 3}, r"reward_estimation must be a dict"),
         ({"reward_estimation": {"horizon": 5, "gae_decay": 0.9}}, r"gae_decay is .* Use horizon=1"),
-        ({"reward_estimation": {"horizon": 1, "estimate_advantage": "soon"}}, r"estimate_advantage must be False, True"),
-        ({"policy": {"network": "auto", "temperatur": 1}}, r"policy takes no argument 'temperatur'\. Did you mean 'temperature'"),
-        ({"optimizer": {"type": "multi_step", "num_steps": 3}}, r"The optimizer 'multi_step' needs another one inside"),
-        ({"optimizer": {"optimizer": "adam", "multi_stepp": 3}}, r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'"),
-        ({"optimizer": {"optimizer": "adam", "doublecheck_update": 1}}, "doublecheck_update must be True or False"),
-        ({"optimizer": {"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "value"}}, "mode must be 'global_norm'.*clipvalue"),
-        ({"optimizer": {"type": "doublechek_step", "optimizer": "adam"}}, r"'doublechek_step' is not an optimizer that wraps another\. Did you mean 'doublecheck_step'"),
-        ({"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}}, r"distributions are those of all actions of a type, .*Received: 'move'"),
-        ({"policy": {"network": "auto", "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}}}}, r"categorical takes no argument 'temperature_mode'"),
+        (
+            {"reward_estimation": {"horizon": 1, "estimate_advantage": "soon"}},
+            r"estimate_advantage must be False, True",
+        ),
+        (
+            {"policy": {"network": "auto", "temperatur": 1}},
+            r"policy takes no argument 'temperatur'\. Did you mean 'temperature'",
+        ),
+        (
+            {"optimizer": {"type": "multi_step", "num_steps": 3}},
+            r"The optimizer 'multi_step' needs another one inside",
+        ),
+        (
+            {"optimizer": {"optimizer": "adam", "multi_stepp": 3}},
+            r"takes no argument 'multi_stepp'\. Did you mean 'multi_step'",
+        ),
+        (
+            {"optimizer": {"optimizer": "adam", "doublecheck_update": 1}},
+            "doublecheck_update must be True or False",
+        ),
+        (
+            {"optimizer": {"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "value"}},
+            "mode must be 'global_norm'.*clipvalue",
+        ),
+        (
+            {"optimizer": {"type": "doublechek_step", "optimizer": "adam"}},
+            r"'doublechek_step' is not an optimizer that wraps another\. Did you mean 'doublecheck_step'",
+        ),
+        (
+            {"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}},
+            r"distributions are those of all actions of a type, .*Received: 'move'",
+        ),
+        (
+            {
+                "policy": {
+                    "network": "auto",
+                    "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}},
+                }
+            },
+            r"categorical takes no argument 'temperature_mode'",
+        ),
         ({"tracking": "all"}, r"tracking has no counterpart.*summarizer"),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
-        ({"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}}, r"baseline_optimizer has no 'grad_norm' of its own"),
-        ({"reward_processing": {"type": "clipping"}}, r"reward_processing has no counterpart.*normalize_rewards"),
+        (
+            {"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}},
+            r"baseline_optimizer has no 'grad_norm' of its own",
+        ),
+        (
+            {"reward_processing": {"type": "clipping"}},
+            r"reward_processing has no counterpart.*normalize_rewards",
+        ),
         ({"update": 32, "batch_size": 16}, r"batch_size is given twice, as 32 and, by batch_size, as 16"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_named(given, message):
     with pytest.raises(SpecError, match=message):
         read(**given)
@@ -158,14 +223,22 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
     definition = parse_agent(
         {"agent": "tensorforce", "update": {"unit": "episodes", "batch_size": 4}},
         policy={"network": [{"type": "dense", "size": 8}], "temperature": 0.5},
-        optimizer={"optimizer": "adam", "learning_rate": {"type": "linear", "unit": "updates", "num_steps": 10,
-                                                          "initial_value": 0.01, "final_value": 0.001}},
+        optimizer={
+            "optimizer": "adam",
+            "learning_rate": {
+                "type": "linear",
+                "unit": "updates",
+                "num_steps": 10,
+                "initial_value": 0.01,
+                "final_value": 0.001,
+            },
+        },
         objective="policy_gradient",
         reward_estimation={"horizon": "episode", "discount": 0.9},
         baseline="auto",
         baseline_optimizer=0.5,
         exploration={"type": "ornstein_uhlenbeck", "absolute": True},
-    )  # fmt: skip
+    )
     c = definition.config
     assert (definition.name, c.unit, c.batch_size, c.horizon, c.gamma) == (
         "modular",
@@ -187,30 +260,68 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
         ({"lam": 0.5}, "lam mixes rewards with predicted values, and nothing is predicted"),
         ({"predict_terminal_values": True}, "predict_terminal_values needs predict_horizon_values"),
         ({"baseline": "shared", "baseline_optimizer": "adam"}, "Leave baseline_optimizer out"),
-        ({"baseline": "auto", "baseline_optimizer": "adem"}, "baseline_optimizer: Unknown optimizer 'adem'. Did you mean 'adam'"),
+        (
+            {"baseline": "auto", "baseline_optimizer": "adem"},
+            "baseline_optimizer: Unknown optimizer 'adem'. Did you mean 'adam'",
+        ),
         ({"memory": "replay", "unit": "episodes", "horizon": 1}, "memory='replay' draws timesteps"),
         ({"memory": "replay", "horizon": None}, "memory='replay' needs a horizon"),
         ({"memory": "replay", "horizon": 1, "lam": 0.5}, "memory='replay' has no λ-returns"),
         ({"memory": "replay", "horizon": 1, "capacity": 8}, "capacity must be at least batch_size"),
-        ({"objective": "action_value", "baseline": "auto"}, "baseline_model belongs to objective='policy_gradient'"),
-        ({"objective": "action_value", "temperature": 0.5}, "temperature belongs to objective='policy_gradient'. Received: temperature=0.5, objective='action_value'"),
-        ({"objective": "action_value", "use_beta_distribution": True}, "distribution belongs to objective='policy_gradient'"),
+        (
+            {"objective": "action_value", "baseline": "auto"},
+            "baseline_model belongs to objective='policy_gradient'",
+        ),
+        (
+            {"objective": "action_value", "temperature": 0.5},
+            "temperature belongs to objective='policy_gradient'. Received: temperature=0.5, "
+            "objective='action_value'",
+        ),
+        (
+            {"objective": "action_value", "use_beta_distribution": True},
+            "distribution belongs to objective='policy_gradient'",
+        ),
         ({"objective": "action_value", "std": "predicted"}, "std belongs to objective='policy_gradient'"),
-        ({"double": True}, "double belongs to objective='action_value'. Received: double=True, objective='policy_gradient'"),
+        (
+            {"double": True},
+            "double belongs to objective='action_value'. Received: double=True, objective='policy_gradient'",
+        ),
         ({"dueling": True}, "dueling belongs to objective='action_value'"),
-        ({"target_sync_frequency": 3}, "target_sync_frequency belongs to objective='action_value' or 'deterministic_policy_gradient'"),
-        ({"huber_loss": 1.0}, "huber_loss belongs to values: give baseline_model. Received: huber_loss=1.0, baseline_model=None"),
+        (
+            {"target_sync_frequency": 3},
+            "target_sync_frequency belongs to objective='action_value' or 'deterministic_policy_gradient'",
+        ),
+        (
+            {"huber_loss": 1.0},
+            "huber_loss belongs to values: give baseline_model. Received: huber_loss=1.0, "
+            "baseline_model=None",
+        ),
         ({"baseline_optimizer": 0.5}, "baseline_weight belongs to a baseline"),
         ({"baseline_optimizer": "adam"}, "baseline_optimizer belongs to a baseline"),
-        ({"baseline": "auto", "baseline_weight": 0.5, "baseline_optimizer": "adam"}, "baseline_weight belongs to a baseline without an opt"),
-        ({"baseline": "auto", "baseline_lr": 0.1}, "baseline_lr belongs to a baseline with an optimizer of its own"),
-        ({"baseline": "auto", "baseline_multi_step": 3}, "baseline_multi_step belongs to a baseline with an optimizer of its own"),
-        ({"cg_damping": 0.2}, "cg_damping belongs to gradient='natural'. Received: cg_damping=0.2, gradient='exact'"),
+        (
+            {"baseline": "auto", "baseline_weight": 0.5, "baseline_optimizer": "adam"},
+            "baseline_weight belongs to a baseline without an opt",
+        ),
+        (
+            {"baseline": "auto", "baseline_lr": 0.1},
+            "baseline_lr belongs to a baseline with an optimizer of its own",
+        ),
+        (
+            {"baseline": "auto", "baseline_multi_step": 3},
+            "baseline_multi_step belongs to a baseline with an optimizer of its own",
+        ),
+        (
+            {"cg_damping": 0.2},
+            "cg_damping belongs to gradient='natural'. Received: cg_damping=0.2, gradient='exact'",
+        ),
         ({"evolutionary_samples": 4}, "evolutionary_samples belongs to gradient='evolutionary'"),
-        ({"gradient": "natural", "optimizer": "sgd"}, "optimizer belongs to gradient='exact' or 'evolutionary'. Received: optimizer='sgd'"),
+        (
+            {"gradient": "natural", "optimizer": "sgd"},
+            "optimizer belongs to gradient='exact' or 'evolutionary'. Received: optimizer='sgd'",
+        ),
         ({"linesearch_factor": 0.5}, "linesearch_factor belongs to linesearch_iterations above 1"),
     ],
-)  # fmt: skip
+)
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         parse_agent("modular", **options)
@@ -253,19 +364,37 @@ def test_a_policy_with_more_than_a_network_is_modular():
 @pytest.mark.parametrize(
     "spec, found",
     [
-        ({"type": "natural_gradient", "learning_rate": 0.01, "cg_damping": 0.2}, {"gradient": "natural", "lr": 0.01, "cg_damping": 0.2}),
-        ({"type": "evolutionary", "learning_rate": 0.01, "num_samples": 4}, {"gradient": "evolutionary", "lr": 0.01, "evolutionary_samples": 4}),
+        (
+            {"type": "natural_gradient", "learning_rate": 0.01, "cg_damping": 0.2},
+            {"gradient": "natural", "lr": 0.01, "cg_damping": 0.2},
+        ),
+        (
+            {"type": "evolutionary", "learning_rate": 0.01, "num_samples": 4},
+            {"gradient": "evolutionary", "lr": 0.01, "evolutionary_samples": 4},
+        ),
         (
             {"type": "linesearch_step", "optimizer": "sgd", "max_iterations": 7, "backtracking_factor": 0.5},
             {"optimizer": "sgd", "linesearch_iterations": 7, "linesearch_factor": 0.5},
         ),
-        ({"type": "doublecheck_step", "optimizer": "adam"}, {"optimizer": "adam", "linesearch_iterations": 1}),
-        ({"optimizer": "adam", "doublecheck_update": True}, {"optimizer": "adam", "linesearch_iterations": 1}),
-        ({"optimizer": "adam", "doublecheck_update": True, "linesearch_iterations": 5}, {"optimizer": "adam", "linesearch_iterations": 5}),
+        (
+            {"type": "doublecheck_step", "optimizer": "adam"},
+            {"optimizer": "adam", "linesearch_iterations": 1},
+        ),
+        (
+            {"optimizer": "adam", "doublecheck_update": True},
+            {"optimizer": "adam", "linesearch_iterations": 1},
+        ),
+        (
+            {"optimizer": "adam", "doublecheck_update": True, "linesearch_iterations": 5},
+            {"optimizer": "adam", "linesearch_iterations": 5},
+        ),
         ({"optimizer": "adam", "doublecheck_update": False}, {"optimizer": "adam"}),
-        ({"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "global_norm"}, {"optimizer": "adam", "grad_norm": 0.5}),
+        (
+            {"type": "clipping_step", "optimizer": "adam", "threshold": 0.5, "mode": "global_norm"},
+            {"optimizer": "adam", "grad_norm": 0.5},
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_ways_to_a_step(spec, found):
     assert tensorforce_spec.options({"optimizer": spec}) == found
 
@@ -300,11 +429,27 @@ def test_trpo_in_the_words_of_the_modular_agent():
 
 @pytest.mark.parametrize("agent", ["dqn", "ddqn", "dueling_dqn", "dpg"])
 def test_defaults_of_tensorforce_that_are_written_out_are_understood(agent):
-    """All arguments of its agents on replay, but for `state_preprocessing` each with the default that they have there."""
-    given = {"memory": 1000, "batch_size": 32, "network": "auto", "start_updating": None, "huber_loss": None,
-             "learning_rate": 1e-3, "horizon": 1, "discount": 0.99, "reward_processing": None, "return_processing": None,
-             "predict_terminal_values": False, "exploration": 0.1, "variable_noise": 0.0, "l2_regularization": 0.0,
-             "entropy_regularization": 0.0, "tracking": None, "update_frequency": 1.0}  # fmt: skip
+    """All arguments of its agents on replay, but for `state_preprocessing` each with the default that they
+    have there."""
+    given = {
+        "memory": 1000,
+        "batch_size": 32,
+        "network": "auto",
+        "start_updating": None,
+        "huber_loss": None,
+        "learning_rate": 1e-3,
+        "horizon": 1,
+        "discount": 0.99,
+        "reward_processing": None,
+        "return_processing": None,
+        "predict_terminal_values": False,
+        "exploration": 0.1,
+        "variable_noise": 0.0,
+        "l2_regularization": 0.0,
+        "entropy_regularization": 0.0,
+        "tracking": None,
+        "update_frequency": 1.0,
+    }
     config = parse_agent(agent, **given).config
     assert (config.start, config.frequency, config.batch_size, config.capacity) == (0, None, 32, 1000)
 

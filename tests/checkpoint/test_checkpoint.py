@@ -476,10 +476,19 @@ FAULTS = {
         lambda p: (p / "manifest.json").write_text((p / "manifest.json").read_text().replace('"a"', '"b"')),
         r"manifest\.json is corrupted",
     ),
-    "nested manifest": (lambda p: (p / "manifest.json").write_text("[" * 10**5), r"manifest\.json is not JSON"),
-    "foreign": (lambda p: (p / "manifest.json").write_text('{"format": "x"}'), "not the manifest of an operant"),
+    "nested manifest": (
+        lambda p: (p / "manifest.json").write_text("[" * 10**5),
+        r"manifest\.json is not JSON",
+    ),
+    "foreign": (
+        lambda p: (p / "manifest.json").write_text('{"format": "x"}'),
+        "not the manifest of an operant",
+    ),
     "list": (lambda p: (p / "manifest.json").write_text("[]"), "not the manifest of an operant"),
-    "later version": (lambda p: resign(p, version=2), r"is of format version 2; this release reads up to 1\. It was written"),
+    "later version": (
+        lambda p: resign(p, version=2),
+        r"is of format version 2; this release reads up to 1\. It was written",
+    ),
     "no version": (lambda p: resign(p, version="1"), "no valid format version"),
     "traversal": (lambda p: resign(p, files={"../arrays.safetensors": {}}), r"names the file '\.\./arrays"),
     "absolute": (lambda p: resign(p, files={"/etc/passwd": {}}), r"names the file '/etc/passwd'"),
@@ -507,19 +516,28 @@ FAULTS = {
     "oversize shape": (lambda p: resign(p, **leaf(shape=[2**62, 2**62])), "array .* is F64"),
     "missing field": (lambda p: resign(p, leaves={"['x']": {}}), r"manifest\.json is malformed: 'kind'"),
     "other leaf": (lambda p: resign(p, leaves={}), r"no leaf is in the file 'arrays\.safetensors'"),
-    "further array": (lambda p: replace_arrays(p, table().replace(b'"[\'x\']"', b'"[\'y\']"')), "holds the arrays"),
+    "further array": (
+        lambda p: replace_arrays(p, table().replace(b"\"['x']\"", b"\"['y']\"")),
+        "holds the arrays",
+    ),
     "python leaf": (
         lambda p: resign(p, leaves={"x": {"kind": "python", "dtype": "int", "shape": [], "value": "1"}}),
         "leaf x is not the int",
     ),
-    "oversize table": (lambda p: replace_arrays(p, (2**63).to_bytes(8, "little")), "table is longer than the file"),
+    "oversize table": (
+        lambda p: replace_arrays(p, (2**63).to_bytes(8, "little")),
+        "table is longer than the file",
+    ),
     "tiny file": (lambda p: replace_arrays(p, b"abc"), "table is longer than the file"),
     "table no dict": (lambda p: replace_arrays(p, (2).to_bytes(8, "little") + b"[]"), "is malformed"),
-    "offsets outside": (lambda p: replace_arrays(p, table(data_offsets=[8, 32])), "has the place 8 to 32 of 24"),
+    "offsets outside": (
+        lambda p: replace_arrays(p, table(data_offsets=[8, 32])),
+        "has the place 8 to 32 of 24",
+    ),
     "offsets backwards": (lambda p: replace_arrays(p, table(data_offsets=[24, 0])), "has the place 24 to 0"),
     "other table dtype": (lambda p: replace_arrays(p, table(dtype="I64")), r"is I64 \[3\] where F64 \[3\]"),
     "other table shape": (lambda p: replace_arrays(p, table(shape=[4])), r"is F64 \[4\] where F64 \[3\]"),
-}  # fmt: skip
+}
 
 
 def flip(path, position):

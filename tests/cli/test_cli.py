@@ -146,21 +146,28 @@ def test_the_overview_says_all_that_can_be_listed(capsys):
 
 
 SHARED = {  # the tables of the seed document
-    "gamma": (0.99, "log_uniform"), "lr": (0.0007, "log_uniform"), "beta1": (0.9, "log_uniform"), "beta2": (0.999, "log_uniform"),
+    "gamma": (0.99, "log_uniform"),
+    "lr": (0.0007, "log_uniform"),
+    "beta1": (0.9, "log_uniform"),
+    "beta2": (0.999, "log_uniform"),
     "opt_epsilon": (1e-07, "log_uniform"),
-}  # fmt: skip
+}
 REPLAY = {
     "buffer_batch_size": (32, "categorical"),
     "buffer_initial_size": (None, "int"),
     "buffer_max_size": (10000, "int"),
 }
 ACTOR_CRITIC = {
-    "entropy_coef": (0.01, "log_uniform"), "grad_norm": (0.5, "log_uniform"), "value_loss_coef": (0.5, "log_uniform"),
-}  # fmt: skip
+    "entropy_coef": (0.01, "log_uniform"),
+    "grad_norm": (0.5, "log_uniform"),
+    "value_loss_coef": (0.5, "log_uniform"),
+}
 GAE = {
-    "advantage_epsilon": (1e-8, "log_uniform"), "clip_norm": (0.1, "log_uniform"), "mini_batches": (4, "categorical"),
+    "advantage_epsilon": (1e-8, "log_uniform"),
+    "clip_norm": (0.1, "log_uniform"),
+    "mini_batches": (4, "categorical"),
     "ppo_epochs": (4, "categorical"),
-}  # fmt: skip
+}
 NOISE = {
     "gradient_steps": (None, "int"),
     "step_noise_coef": (0.1, "log_uniform"),
@@ -169,38 +176,82 @@ NOISE = {
 SEED_DEFAULTS = {
     "a2c": {**SHARED, **ACTOR_CRITIC, "n_steps": (5, "categorical")},
     "acer": {
-        **SHARED, **REPLAY, **ACTOR_CRITIC, "delta": (1, "log_uniform"), "ema_alpha": (0.99, "log_uniform"),
-        "epsilon": (1e-06, "log_uniform"), "grad_norm": (10, "log_uniform"), "importance_c": (10.0, "log_uniform"),
-        "n_steps": (20, "categorical"), "replay_ratio": (4, "categorical"), "trust_region": (True, None),
+        **SHARED,
+        **REPLAY,
+        **ACTOR_CRITIC,
+        "delta": (1, "log_uniform"),
+        "ema_alpha": (0.99, "log_uniform"),
+        "epsilon": (1e-06, "log_uniform"),
+        "grad_norm": (10, "log_uniform"),
+        "importance_c": (10.0, "log_uniform"),
+        "n_steps": (20, "categorical"),
+        "replay_ratio": (4, "categorical"),
+        "trust_region": (True, None),
         "buffer_batch_size": (1, "categorical"),
     },
     "ddpg": {**SHARED, **REPLAY, **NOISE},
     "dqn": {
-        **SHARED, **REPLAY, "double": (False, None), "epsilon_decay_steps": (150000, "int"), "epsilon_end": (0.02, "log_uniform"),
-        "epsilon_start": (1.0, "log_uniform"), "target_sync_steps": (1000, "int"),
+        **SHARED,
+        **REPLAY,
+        "double": (False, None),
+        "epsilon_decay_steps": (150000, "int"),
+        "epsilon_end": (0.02, "log_uniform"),
+        "epsilon_start": (1.0, "log_uniform"),
+        "target_sync_steps": (1000, "int"),
     },
     "ppo": {**SHARED, **ACTOR_CRITIC, **GAE, "lam": (0.95, "log_uniform"), "n_steps": (128, "categorical")},
     "td3": {
-        **SHARED, **REPLAY, **NOISE, "noise_clip": (0.5, "log_uniform"), "policy_delay": (2, "categorical"),
+        **SHARED,
+        **REPLAY,
+        **NOISE,
+        "noise_clip": (0.5, "log_uniform"),
+        "policy_delay": (2, "categorical"),
         "policy_noise_coef": (0.2, "log_uniform"),
     },
     "trpo": {
-        **SHARED, **ACTOR_CRITIC, **GAE, "actor_iterations": (10, "int"), "cg_damping": (0.001, "log_uniform"), "cg_iterations": (10, None),
-        "cg_residual_tolerance": (1e-10, "log_uniform"), "critic_iterations": (3, "int"), "entropy_coef": (0, "log_uniform"),
-        "fvp_n_steps": (5, "int"), "lam": (1.0, "log_uniform"), "max_kl": (0.001, "log_uniform"), "n_steps": (512, "categorical"),
+        **SHARED,
+        **ACTOR_CRITIC,
+        **GAE,
+        "actor_iterations": (10, "int"),
+        "cg_damping": (0.001, "log_uniform"),
+        "cg_iterations": (10, None),
+        "cg_residual_tolerance": (1e-10, "log_uniform"),
+        "critic_iterations": (3, "int"),
+        "entropy_coef": (0, "log_uniform"),
+        "fvp_n_steps": (5, "int"),
+        "lam": (1.0, "log_uniform"),
+        "max_kl": (0.001, "log_uniform"),
+        "n_steps": (512, "categorical"),
     },
-}  # fmt: skip
+}
 SEED_RUN_DEFAULTS = {
-    "checkpoints": ((), None), "display_precision": (2, None), "divergence_monitoring_steps": (None, None), "early_stop_patience": (3, None),
-    "history_checkpoint": (None, None), "log_frequency": (None, None), "plateau_reduce_factor": (0.9, None),
-    "plateau_reduce_patience": (10, None), "quiet": (False, None), "reward_buffer_size": (100, None), "seed": (None, None),
-    "max_frame": (False, "categorical"), "n_envs": (1, "categorical"), "preprocess": (False, None), "weights": ((), None),
-    "max_steps": (None, None), "monitor_session": (None, None), "target_reward": (None, None),
-}  # fmt: skip
+    "checkpoints": ((), None),
+    "display_precision": (2, None),
+    "divergence_monitoring_steps": (None, None),
+    "early_stop_patience": (3, None),
+    "history_checkpoint": (None, None),
+    "log_frequency": (None, None),
+    "plateau_reduce_factor": (0.9, None),
+    "plateau_reduce_patience": (10, None),
+    "quiet": (False, None),
+    "reward_buffer_size": (100, None),
+    "seed": (None, None),
+    "max_frame": (False, "categorical"),
+    "n_envs": (1, "categorical"),
+    "preprocess": (False, None),
+    "weights": ((), None),
+    "max_steps": (None, None),
+    "monitor_session": (None, None),
+    "target_reward": (None, None),
+}
 SEED_PLAY_DEFAULTS = {
-    "action_idx": (0, None), "frame_delay": (0, None), "frame_dir": (None, None), "frame_frequency": (1, None), "render": (False, None),
+    "action_idx": (0, None),
+    "frame_delay": (0, None),
+    "frame_dir": (None, None),
+    "frame_frequency": (1, None),
+    "render": (False, None),
     "video_dir": (None, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -246,63 +297,197 @@ def test_presets_are_legal():
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
         (["train", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (["train", "ppo", "--evn", "x"], "Unknown flag '--evn' for train ppo. Did you mean '--env'?"),
-        (["train", "ppo", "--learning-rate", "1"], "Unknown flag '--learning-rate' for train ppo. Did you mean '--lr'?\n"),
+        (
+            ["train", "ppo", "--learning-rate", "1"],
+            "Unknown flag '--learning-rate' for train ppo. Did you mean '--lr'?\n",
+        ),
         (["train", "ppo", "--total-timesteps=9"], "for train ppo. Did you mean '--max-steps'?\n"),
         (["train", "dqn", "--learning-starts", "9"], "Did you mean '--buffer-initial-size'?\n"),
-        (["train", "ppo", "--learning-starts", "9"], "Unknown flag '--learning-starts' for train ppo. `operant train ppo --help` lists them.\n"),
-        (["train", "ppo", "--env", "CartPole-v1"], "train requires --target-reward or --max-steps: without them it would not end.\n"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--lr", "inf"], "lr must be a finite number. Received: lr=inf."),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--seed", "1e10"], "at most 4294967295. Received: seed=10000000000."),
+        (
+            ["train", "ppo", "--learning-starts", "9"],
+            "Unknown flag '--learning-starts' for train ppo. `operant train ppo --help` lists them.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1"],
+            "train requires --target-reward or --max-steps: without them it would not end.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--lr", "inf"],
+            "lr must be a finite number. Received: lr=inf.",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--seed", "1e10"],
+            "at most 4294967295. Received: seed=10000000000.",
+        ),
         (["train", "ppo", "--max-steps", "10"], "env must be given"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "x"], "--max-steps must be a whole number. Received: 'x'."),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--gamma", "2"], "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-envs", "0"], "n_envs must be at least 1. Received: n_envs=0."),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "x"],
+            "--max-steps must be a whole number. Received: 'x'.",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--gamma", "2"],
+            "gamma must be at least 0 and at most 1. Received: gamma=2.0.",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-envs", "0"],
+            "n_envs must be at least 1. Received: n_envs=0.",
+        ),
         (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "stray"], "Unknown argument 'stray'"),
-        (["train", "ppo", "--preset", "cartpol", "--max-steps", "10"], "There is no preset 'cartpol' for ppo. Did you mean 'cartpole'?"),
-        (["train", "double_dqn", "--preset", "cartpole-500", "--max-steps", "10"], "There is no preset 'cartpole-500' for ddqn. Did you mean 'cartpole-500k'?"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-steps", "1"], "mini_batches must be at most 1"),
+        (
+            ["train", "ppo", "--preset", "cartpol", "--max-steps", "10"],
+            "There is no preset 'cartpol' for ppo. Did you mean 'cartpole'?",
+        ),
+        (
+            ["train", "double_dqn", "--preset", "cartpole-500", "--max-steps", "10"],
+            "There is no preset 'cartpole-500' for ddqn. Did you mean 'cartpole-500k'?",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--n-steps", "1"],
+            "mini_batches must be at most 1",
+        ),
         (["train", "ppo", "--env", "CartPol-v1", "--max-steps", "10"], "CartPole-v1"),
         (["train", "dqn", "--env", "Pendulum-v1", "--max-steps", "10"], "dqn"),
         (["train", "dqn", "--env", "jax:Pendulum-v1", "--max-steps", "10"], "dqn"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--checkpoints", "a", "b"], "checkpoints must be 1 path(s)"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"], "The weights 'none.tf' do not exist."),
-        (["train", "ppo", "--env", "x", "--env-kwargs", "slippery"], "must be NAME=VALUE ..., or a JSON object. Received: 'slippery'."),
-        (["train", "ppo", "--env", "x", "--env-kwargs", '{"a":', "True}"], "inside, use double quotes, true, false and null.\n"),
-        (["train", "ppo", "--env", "x", "--max-steps", "9", "--env-kwargs", "render_mode=human"], "env_kwargs must be without 'render_mode', which operant sets itself. Received: render_mode='human'. Watch a policy with"),
-        (["train", "ppo", "--env", "FrozenLake-v1", "--max-steps", "9", "--env-kwargs", "slippery=no"], "'FrozenLake-v1' takes no argument 'slippery'. Did you mean 'is_slippery'?\n"),
-        (["train", "ppo", "--env", "x", "--env-kwargs", "g=1", "m=2", "g=3"], "--env-kwargs was given g twice: g=1 m=2 g=3.\n"),
-        (["train", "ppo", "--env", "x", "--max-steps", "9", "--env-kwargs", "g=nan"], "env_kwargs must be plain data: finite numbers,"),
-        (["train", "ppo", "--env", "FrozenLake-v1", "--max-steps", "9", "--env-kwargs", "map_name=9x9"], "cannot be made: KeyError: '9x9'. Received: map_name='9x9'.\n"),
-        (["train", "ppo", "--env", "string", "--max-steps", "9"], "For an environment of the module 'string' name it, too: string:Name.\n"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "9", "--eval-frequency", "10"], "eval_frequency must be at most max_steps=9, or nothing is evaluated. Received: eval_frequency=10.\n"),
-        (["train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "9", "--env-kwargs", "gravity=1"], "'jax:CartPole-v1' takes no argument 'gravity'. Known: sutton_barto_reward.\n"),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--checkpoints", "a", "b"],
+            "checkpoints must be 1 path(s)",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--weights", "none.tf"],
+            "The weights 'none.tf' do not exist.",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--env-kwargs", "slippery"],
+            "must be NAME=VALUE ..., or a JSON object. Received: 'slippery'.",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--env-kwargs", '{"a":', "True}"],
+            "inside, use double quotes, true, false and null.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--max-steps", "9", "--env-kwargs", "render_mode=human"],
+            "env_kwargs must be without 'render_mode', which operant sets itself. Received: "
+            "render_mode='human'. Watch a policy with",
+        ),
+        (
+            ["train", "ppo", "--env", "FrozenLake-v1", "--max-steps", "9", "--env-kwargs", "slippery=no"],
+            "'FrozenLake-v1' takes no argument 'slippery'. Did you mean 'is_slippery'?\n",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--env-kwargs", "g=1", "m=2", "g=3"],
+            "--env-kwargs was given g twice: g=1 m=2 g=3.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--max-steps", "9", "--env-kwargs", "g=nan"],
+            "env_kwargs must be plain data: finite numbers,",
+        ),
+        (
+            ["train", "ppo", "--env", "FrozenLake-v1", "--max-steps", "9", "--env-kwargs", "map_name=9x9"],
+            "cannot be made: KeyError: '9x9'. Received: map_name='9x9'.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "string", "--max-steps", "9"],
+            "For an environment of the module 'string' name it, too: string:Name.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "9", "--eval-frequency", "10"],
+            "eval_frequency must be at most max_steps=9, or nothing is evaluated. Received: "
+            "eval_frequency=10.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "9", "--env-kwargs", "gravity=1"],
+            "'jax:CartPole-v1' takes no argument 'gravity'. Known: sutton_barto_reward.\n",
+        ),
         (["train", "ppo", "--resume", "nowhere"], "There is no run to resume in 'nowhere'"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'], "dense"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"], "run_dir must be in a folder: "),
-        (["train", "ppo", "--env", "x", "--model", "a.cfg", "b.cfg"], "Unknown argument 'b.cfg' for train ppo. --model takes one value. Received: --model a.cfg b.cfg.\n"),
-        (["train", "ppo", "--n-seeds", "2", "--seed", "1", "2"], "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 1 2.\n"),
-        (["train", "ppo", "--seed", "2", "2"], "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 2 2.\n"),
-        (["train", "ppo", "--seed", "2", "--model=a.cfg", "2"], "Unknown argument '2' for train ppo. --model takes one value. Received: --model=a.cfg 2.\n"),
-        (["tune", "ppo", "--n-steps", "1", "2", "--seed", "3", "2"], "so it takes one value. Received: --seed 3 2.\n"),
-        (["tune", "ppo", "--n-trials", "3", "--model=a.cfg", "b.cfg"], "for tune ppo. --model is not tuned (it has no hp_type), so it takes one value. Received: --model=a.cfg b.cfg.\n"),
-        (["tune", "ppo", "--separate", "true", "false"], "Unknown argument 'true' for tune ppo. --separate is not tuned (it has no hp_type), so it takes no value. Received: --separate true.\n"),
-        (["tune", "dqn", "--double", "true", "false"], "for tune dqn. --double is not tuned (it has no hp_type), so it takes no value. Received: --double true.\n"),
-        (["train", "ppo", "--separate", "true"], "for train ppo. --separate takes no value. Received: --separate true.\n"),
-        (["train", "ppo", "--quiet", "yes"], "Unknown argument 'yes' for train ppo. --quiet takes no value. Received: --quiet yes.\n"),
-        (["train", "ppo", "--env", "CartPole-v1", "--max-step", "10"], "Unknown flag '--max-step' for train ppo. Did you mean '--max-steps'?\n"),
-        (["train", "ppo", "--max", "400"], "Unknown flag '--max' for train ppo. Did you mean one of --max-episode-timesteps, --max-frame, --max-steps?\n"),
-        (["train", "ppo", "--no-sep"], "Unknown flag '--no-sep' for train ppo. Did you mean '--no-separate'?\n"),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--model", '[{"type": "dens"}]'],
+            "dense",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "10", "--run-dir", __file__ + "/x"],
+            "run_dir must be in a folder: ",
+        ),
+        (
+            ["train", "ppo", "--env", "x", "--model", "a.cfg", "b.cfg"],
+            "Unknown argument 'b.cfg' for train ppo. --model takes one value. Received: --model a.cfg "
+            "b.cfg.\n",
+        ),
+        (
+            ["train", "ppo", "--n-seeds", "2", "--seed", "1", "2"],
+            "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 1 2.\n",
+        ),
+        (
+            ["train", "ppo", "--seed", "2", "2"],
+            "Unknown argument '2' for train ppo. --seed takes one value. Received: --seed 2 2.\n",
+        ),
+        (
+            ["train", "ppo", "--seed", "2", "--model=a.cfg", "2"],
+            "Unknown argument '2' for train ppo. --model takes one value. Received: --model=a.cfg 2.\n",
+        ),
+        (
+            ["tune", "ppo", "--n-steps", "1", "2", "--seed", "3", "2"],
+            "so it takes one value. Received: --seed 3 2.\n",
+        ),
+        (
+            ["tune", "ppo", "--n-trials", "3", "--model=a.cfg", "b.cfg"],
+            "for tune ppo. --model is not tuned (it has no hp_type), so it takes one value. Received: "
+            "--model=a.cfg b.cfg.\n",
+        ),
+        (
+            ["tune", "ppo", "--separate", "true", "false"],
+            "Unknown argument 'true' for tune ppo. --separate is not tuned (it has no hp_type), so it takes "
+            "no value. Received: --separate true.\n",
+        ),
+        (
+            ["tune", "dqn", "--double", "true", "false"],
+            "for tune dqn. --double is not tuned (it has no hp_type), so it takes no value. Received: "
+            "--double true.\n",
+        ),
+        (
+            ["train", "ppo", "--separate", "true"],
+            "for train ppo. --separate takes no value. Received: --separate true.\n",
+        ),
+        (
+            ["train", "ppo", "--quiet", "yes"],
+            "Unknown argument 'yes' for train ppo. --quiet takes no value. Received: --quiet yes.\n",
+        ),
+        (
+            ["train", "ppo", "--env", "CartPole-v1", "--max-step", "10"],
+            "Unknown flag '--max-step' for train ppo. Did you mean '--max-steps'?\n",
+        ),
+        (
+            ["train", "ppo", "--max", "400"],
+            "Unknown flag '--max' for train ppo. Did you mean one of --max-episode-timesteps, --max-frame, "
+            "--max-steps?\n",
+        ),
+        (
+            ["train", "ppo", "--no-sep"],
+            "Unknown flag '--no-sep' for train ppo. Did you mean '--no-separate'?\n",
+        ),
         *(
-            ([*command, "--env", "x", name, "1"], f"Unknown flag '{name}' for {command[0]} ppo. It is a flag of `operant train`: leave it out.\n")
-            for command, names in ((["play", "ppo"], ["--n-envs", "--checkpoints", "--log-frequency"]), (["tune", "ppo"], ["--max-steps", "--run-dir"]))
+            (
+                [*command, "--env", "x", name, "1"],
+                f"Unknown flag '{name}' for {command[0]} ppo. It is a flag of `operant train`: leave it "
+                "out.\n",
+            )
+            for command, names in (
+                (["play", "ppo"], ["--n-envs", "--checkpoints", "--log-frequency"]),
+                (["tune", "ppo"], ["--max-steps", "--run-dir"]),
+            )
             for name in names
         ),
-        (["play", "ppo", "--episode=3"], "Unknown flag '--episode=3' for play ppo. Did you mean '--episodes'?\n"),
+        (
+            ["play", "ppo", "--episode=3"],
+            "Unknown flag '--episode=3' for play ppo. Did you mean '--episodes'?\n",
+        ),
         (["tune", "ppo", "--trial-step", "9"], "Did you mean '--trial-steps'?\n"),
         (["run", "--episod", "9"], "Did you mean '--episodes'?\n"),
         (["plot", "x", "--aggreg"], "Did you mean '--aggregate'?\n"),
         (["serve", "--leve", "x"], "Did you mean '--level'?\n"),
-        (["train", "dqn", "--distributional"], "operant: --distributional: expected one argument. Give one of: none, c51, quantile.\n"),
+        (
+            ["train", "dqn", "--distributional"],
+            "operant: --distributional: expected one argument. Give one of: none, c51, quantile.\n",
+        ),
         (["train", "ppo", "--separate=true"], "operant: --separate: ignored explicit argument 'true'.\n"),
         (["run", "-e"], "operant: --environment: expected one argument.\n"),
         (["train", "ppo", "--lr"], "operant: --lr: expected one argument.\n"),
@@ -314,7 +499,7 @@ def test_presets_are_legal():
         (["play", "ppoo"], "There is neither an agent nor a folder 'ppoo'. Did you mean 'ppo'? "),
         (["list", "agnets"], "operant cannot list 'agnets'. Did you mean 'agents'?"),
     ],
-)  # fmt: skip
+)
 def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
     arguments, message, capsys, tmp_path, monkeypatch
 ):
@@ -326,11 +511,21 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (("mine", "b"), "checkpoints must be new paths, or weights that were written before. Received: checkpoints='mine'"),
+        (
+            ("mine", "b"),
+            "checkpoints must be new paths, or weights that were written before. Received: "
+            "checkpoints='mine'",
+        ),
         (("file", "b"), "Received: checkpoints='file'. Something else is there, which would be lost."),
-        (("file/a", "b"), "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'."),
+        (
+            ("file/a", "b"),
+            "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'.",
+        ),
         (("a model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
-        (("b", "ddpg+gae.tf"), "at most 200, with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'."),
+        (
+            ("b", "ddpg+gae.tf"),
+            "at most 200, with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'.",
+        ),
         (("b", "."), "Received: checkpoints='.'."),
         (("b", ".."), "Received: checkpoints='..'."),
         (("b", "/"), "Received: checkpoints='/'."),
@@ -343,7 +538,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
         (("a", "b" * 201), "at most 200, with no '.' or '-' in front. Received: checkpoints='bbb"),
         (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
     ],
-)  # fmt: skip
+)
 def test_places_of_weights_are_checked_before_training(paths, message, capsys, tmp_path, monkeypatch):
     """DDPG has two models; its weights would be written in the midst of training."""
     monkeypatch.chdir(tmp_path)
@@ -366,12 +561,15 @@ def test_places_of_weights_are_checked_before_training(paths, message, capsys, t
 @pytest.mark.parametrize(
     ("words", "value"),
     [
-        (["a=1", "b=True", "c=.5", "d=8x8", "e=[1, 2]", "f=x=y", "g=none"], {"a": 1, "b": True, "c": 0.5, "d": "8x8", "e": [1, 2], "f": "x=y", "g": None}),
+        (
+            ["a=1", "b=True", "c=.5", "d=8x8", "e=[1, 2]", "f=x=y", "g=none"],
+            {"a": 1, "b": True, "c": 0.5, "d": "8x8", "e": [1, 2], "f": "x=y", "g": None},
+        ),
         (['{"a": [1, {"b": null}]}'], {"a": [1, {"b": None}]}),
         (["{}"], {}),
         (["none"], None),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_environments_are_words_or_json(words, value):
     given = parse.parse([RunConfig], ["--quiet", "--env-kwargs", *words, "--n-envs", "2"], "train")
     assert given == {"quiet": True, "env_kwargs": value, "n_envs": 2}
@@ -382,10 +580,14 @@ def test_arguments_of_environments_are_words_or_json(words, value):
     [
         ("ppo", ["--separate"], {"separate": True}),
         ("ppo", ["--no-separate", "--no-clip-value"], {"separate": False, "clip_value": False}),
-        ("modular", ["--no-estimate-advantage", "--predict-horizon-values"], {"estimate_advantage": False, "predict_horizon_values": True}),
+        (
+            "modular",
+            ["--no-estimate-advantage", "--predict-horizon-values"],
+            {"estimate_advantage": False, "predict_horizon_values": True},
+        ),
         ("ppo", [], {}),
     ],
-)  # fmt: skip
+)
 def test_switches_that_are_on_by_default_or_undecided_can_be_turned_off(agent, words, found):
     assert parse.parse([config_class(agent)], words, f"train {agent}") == found
 
@@ -396,23 +598,57 @@ LATE = {"buffer_initial_size": 100, "epsilon_decay_steps": 1000}
 @pytest.mark.parametrize(
     ("agent", "options", "steps", "told"),
     [
-        ("dqn", LATE, 100, ["begins after 100 random steps (buffer_initial_size), and the run has 100", "ε reaches 0.02 at step 1,100 (epsilon_decay_steps), and is 1.00 at the run's last, 100"]),
+        (
+            "dqn",
+            LATE,
+            100,
+            [
+                "begins after 100 random steps (buffer_initial_size), and the run has 100",
+                "ε reaches 0.02 at step 1,100 (epsilon_decay_steps), and is 1.00 at the run's last, 100",
+            ],
+        ),
         ("dqn", LATE, 600, ["is 0.51 at the run's last, 600"]),
         ("dqn", LATE, 1100, []),
         ("dqn", {"buffer_initial_size": 100, "noisy": True}, 600, []),
         ("dqn", {**LATE, "epsilon_start": 0.02}, 600, []),
         ("dqn", LATE, None, []),
-        ("pqn", {"epsilon_decay_steps": 1000}, 500, ["ε reaches 0.02 at step 1,000 (epsilon_decay_steps), and is 0.51"]),
+        (
+            "pqn",
+            {"epsilon_decay_steps": 1000},
+            500,
+            ["ε reaches 0.02 at step 1,000 (epsilon_decay_steps), and is 0.51"],
+        ),
         ("td3", {}, 10_000, ["begins after 10,000 random steps"]),
         ("td3", {}, 10_001, []),
         ("ppo", {}, 1, []),
         ("random", {}, 1, []),
-        ("acer", {"buffer_initial_size": 2000}, 2000, ["Nothing is replayed: replay begins after 2,000 steps (buffer_initial_size), and the run has 2,000"]),
-        ("dqn", {**LATE, "noisy": True, "epsilon_end": 0.1}, None, ["epsilon_end=0.1 has no effect: something else explores", "epsilon_decay_steps=1000"]),
-        ("dqn", {"noisy_std": 0.3, "value_max": 5, "atoms": 7, "distributional": "quantile"}, None, ["value_max=5.0 has no effect without distributional='c51'", "noisy_std=0.3 has no effect without noisy=True"]),
+        (
+            "acer",
+            {"buffer_initial_size": 2000},
+            2000,
+            [
+                "Nothing is replayed: replay begins after 2,000 steps (buffer_initial_size), and the run "
+                "has 2,000"
+            ],
+        ),
+        (
+            "dqn",
+            {**LATE, "noisy": True, "epsilon_end": 0.1},
+            None,
+            ["epsilon_end=0.1 has no effect: something else explores", "epsilon_decay_steps=1000"],
+        ),
+        (
+            "dqn",
+            {"noisy_std": 0.3, "value_max": 5, "atoms": 7, "distributional": "quantile"},
+            None,
+            [
+                "value_max=5.0 has no effect without distributional='c51'",
+                "noisy_std=0.3 has no effect without noisy=True",
+            ],
+        ),
         ("dqn", {"noisy_std": 0.3, "noisy": True, "value_max": 5, "distributional": "c51"}, None, []),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_effect_in_a_run_is_told(agent, options, steps, told):
     found = parse_agent(agent, **options).remarks(steps)
     assert len(found) == len(told)
@@ -629,7 +865,10 @@ def gym():
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A folder with modules of the user's, which is searched only if a command line says so; call it to forget them."""
+    """A folder with modules of the user's, which is searched only if a command line says so.
+
+    Call it to forget them.
+    """
     (tmp_path / "my_agent.py").write_text(OWN_AGENT)
     (tmp_path / "my_env.py").write_text(OWN_ENVS)
     monkeypatch.chdir(tmp_path)
@@ -828,7 +1067,8 @@ def run_process(*arguments, **kwargs):
 def test_help_loads_neither_jax_nor_keras():
     code = (
         "import sys, operant.cli as c; c.main(['train', 'ppo', '--help']); c.main(['list', 'presets']);"
-        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow') if m in sys.modules], file=sys.stderr)"
+        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow') if m in "
+        "sys.modules], file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
@@ -881,10 +1121,26 @@ def test_a_command_that_was_asked_to_terminate_says_so(command, number, status, 
 @pytest.mark.slow
 def test_interrupt_saves_and_says_how_to_continue(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "operant", "train", "ppo", "--env", "jax:CartPole-v1", "--max-steps", "100000000",
-         "--run-dir", "run", *[a for a in TINY if a != "--quiet"], *NET],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "operant",
+            "train",
+            "ppo",
+            "--env",
+            "jax:CartPole-v1",
+            "--max-steps",
+            "100000000",
+            "--run-dir",
+            "run",
+            *[a for a in TINY if a != "--quiet"],
+            *NET,
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     deadline = time.monotonic() + 120
     assert process.stdout is not None
     while "steps/s" not in (line := process.stdout.readline()):

@@ -41,7 +41,8 @@ class Cards(gymnasium.Env):
 
 
 class Pair(Cards):
-    """The same with observations of two entries and a second choice, of which always the first alone is allowed."""
+    """The same with observations of two entries and a second choice, of which always the first alone is
+    allowed."""
 
     action_space = MultiDiscrete([3, 2])
     observation_space = Dict(hand=Cards.observation_space, other=Discrete(2))
@@ -98,12 +99,24 @@ def test_agents_heed_it(agent, env):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ActionMasks(gymnasium.make("Pendulum-v1")), r"needs Discrete or MultiDiscrete actions\. Received: Box"),
-        (lambda: ActionMasks(ActionMasks(Cards())), "have an entry 'action_mask' already. Leave ActionMasks out"),
-        (lambda: ActionMasks(Cards("never")).reset(), r"tells no mask\. .*action_masks\(\) or from info\['action_mask'\]"),
-        (lambda: ActionMasks(Cards(size=2)).reset(), r"must have 3 entries.*Discrete\(3\)\. Received: \(2,\)"),
+        (
+            lambda: ActionMasks(gymnasium.make("Pendulum-v1")),
+            r"needs Discrete or MultiDiscrete actions\. Received: Box",
+        ),
+        (
+            lambda: ActionMasks(ActionMasks(Cards())),
+            "have an entry 'action_mask' already. Leave ActionMasks out",
+        ),
+        (
+            lambda: ActionMasks(Cards("never")).reset(),
+            r"tells no mask\. .*action_masks\(\) or from info\['action_mask'\]",
+        ),
+        (
+            lambda: ActionMasks(Cards(size=2)).reset(),
+            r"must have 3 entries.*Discrete\(3\)\. Received: \(2,\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_mask_is_refused(make, message):
     with pytest.raises(SpaceError, match=message):
         make()

@@ -1,4 +1,5 @@
-"""Atari and image preprocessing: pixels against a plain reference, the stream of rows, what training is told and what reports count."""
+"""Atari and image preprocessing: pixels against a plain reference, the stream of rows, what training is
+told and what reports count."""
 
 from __future__ import annotations
 
@@ -262,7 +263,10 @@ def test_a_lost_life_ends_an_episode_and_the_score_is_of_the_whole_game():
 
 
 def test_only_lives_that_a_game_goes_on_after_end_an_episode():
-    """Not the last one, after which some games show a few more frames; nor a game's own, above those of the next one."""
+    """Not the last one, after which some games show a few more frames.
+
+    Nor a game's own, above those of the next one.
+    """
     rows = [
         (0, False, 2),
         (1, False, 3),

@@ -123,35 +123,81 @@ def test_what_is_right_passes(environment):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (changed(Good, observe=lambda self: np.zeros(3, np.float32)), r"observation of reset must have shape \(2,\). Received: shape \(3,\)"),
-        (changed(Good, observe=lambda self: self.np_random.random(2)), "must be an array of dtype float32. Received: dtype float64"),
-        (changed(Good, observe=lambda self: np.full(2, np.nan, np.float32)), r"must be finite. Received: nan at index \(0,\)"),
-        (changed(Good, observe=lambda self: np.full(2, 2, np.float32)), r"must be between 0.0 and 1.0. Received: 2.0 at index \(0,\)"),
+        (
+            changed(Good, observe=lambda self: np.zeros(3, np.float32)),
+            r"observation of reset must have "
+            r"shape \(2,\). Received: shape \(3,\)",
+        ),
+        (
+            changed(Good, observe=lambda self: self.np_random.random(2)),
+            "must be an array of dtype float32. Received: dtype float64",
+        ),
+        (
+            changed(Good, observe=lambda self: np.full(2, np.nan, np.float32)),
+            r"must be finite. Received: "
+            r"nan at index \(0,\)",
+        ),
+        (
+            changed(Good, observe=lambda self: np.full(2, 2, np.float32)),
+            r"must be between 0.0 and 1.0. "
+            r"Received: 2.0 at index \(0,\)",
+        ),
         (changed(Good, observe=lambda self: "ab"), "must be a number .float32.. Received: 'ab'"),
         (changed(Good, observe=reused), "The observation of one step changed with the next.*Return a copy"),
-        (changed(Good, observe=lambda self: np.random.default_rng().random(2).astype(np.float32)), "The same seed and actions must give the same stream"),
-        (changed(Good, reset=lambda self, seed=None, options=None: np.zeros(2, np.float32)), "reset must return .observation, info.. Received: ndarray"),
+        (
+            changed(Good, observe=lambda self: np.random.default_rng().random(2).astype(np.float32)),
+            "The same seed and actions must give the same stream",
+        ),
+        (
+            changed(Good, reset=lambda self, seed=None, options=None: np.zeros(2, np.float32)),
+            "reset must return .observation, info.. Received: ndarray",
+        ),
         (changed(Good, step=lambda self, action: 1 / 0), "step.*raised ZeroDivisionError: division by zero"),
-        (changed(Good, step=lambda self, action: (np.zeros(2, np.float32), 0.0, False, {})), "step must return.*Received: a tuple of 4"),
+        (
+            changed(Good, step=lambda self, action: (np.zeros(2, np.float32), 0.0, False, {})),
+            "step must return.*Received: a tuple of 4",
+        ),
         (changed(Good, observation_space=spaces.Text(3)), "must be a Box, Discrete"),
-        (respaced("action_space", spaces.Discrete(2)), r"action_space must stay as it was made, Discrete.3.. Received: Discrete.2., after reset. .*set it in __init__"),
-        (respaced("observation_space", spaces.Box(0.0, 2.0, (2,), np.float32)), r"observation_space must stay as it was made, Box.*\(2,\), float32\)\. Received: Box"),
+        (
+            respaced("action_space", spaces.Discrete(2)),
+            r"action_space must stay as it was made, "
+            r"Discrete.3.. Received: Discrete.2., after reset. "
+            r".*set it in __init__",
+        ),
+        (
+            respaced("observation_space", spaces.Box(0.0, 2.0, (2,), np.float32)),
+            r"observation_space must "
+            r"stay as it was made, "
+            r"Box.*\(2,\), float32\)\. "
+            r"Received: Box",
+        ),
         (bad_step(1, None), "The reward must be a number. Received: None"),
         (bad_step(1, float("nan")), "The reward must be finite. Received: nan. Look for a division by zero"),
         (bad_step(1, np.zeros(1)), "The reward must be a number. Received: array"),
         (bad_step(2, 0), "terminated must be True or False. Received: 0 .int."),
         (bad_step(3, 1.5), "truncated must be True or False. Received: 1.5"),
-        (changed(Walk, observe=lambda self: np.zeros(3)), r"reset returned states that do not fit states.*shape \(2,\)"),
+        (
+            changed(Walk, observe=lambda self: np.zeros(3)),
+            r"reset returned states that do not fit "
+            r"states.*shape \(2,\)",
+        ),
         (changed(Walk, observe=lambda self: np.full(2, 7.0)), "must be between 0. and 1.. Received: 7.0"),
-        (changed(Walk, states=lambda self: dict(type="flaot", shape=(2,))), r"flaot.*Did you mean 'float'\? Correct states"),
+        (
+            changed(Walk, states=lambda self: dict(type="flaot", shape=(2,))),
+            r"flaot.*Did you mean 'float'\? "
+            r"Correct states",
+        ),
         (bad_execute(1, 1.0), "terminal must be False or 0, True or 1, or 2. Received: 1.0.*in this order"),
         (bad_execute(1, 3), "terminal must be False or 0, True or 1, or 2. Received: 3"),
         (bad_execute(2, False), "The reward must be a number. Received: False .bool.. Mind the order"),
-        (changed(Walk, execute=lambda self, actions: (np.zeros(2), False)), "must return .states, terminal, reward.. Received: a tuple of 2"),
+        (
+            changed(Walk, execute=lambda self, actions: (np.zeros(2), False)),
+            "must return .states, terminal, reward.. Received: a tuple of 2",
+        ),
         (changed(Masks, allowed=(False, False, False)), "must allow at least one value"),
         (changed(Masks, allowed=(True, False)), "action_mask.*must have shape"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_named(environment, message):
     with pytest.raises(EnvironmentError, match=f"(?s)'Bad' has .*fault.*{message}"):
         check_env(environment, steps=20)

@@ -1,4 +1,5 @@
-"""`Environment.create` and what it returns: every form of specification, order of calls, limits, checks, messages."""
+"""`Environment.create` and what it returns: every form of specification, order of calls, limits, checks,
+messages."""
 
 import json
 import subprocess
@@ -416,12 +417,16 @@ def test_known_ids():
     ("name", "arguments", "message"),
     [
         ("jax:Pendulum-v1", {"gravity": 1}, r"'jax:Pendulum-v1' takes no argument 'gravity'\. Known: g\."),
-        ("jax:Pendulum-v1", {"g": "strong"}, r"g must be a number\. Received: g='strong'\. The default is 10\.0"),
+        (
+            "jax:Pendulum-v1",
+            {"g": "strong"},
+            r"g must be a number\. Received: g='strong'\. The default is 10\.0",
+        ),
         ("jax:Pendulum-v1", {"g": True}, r"g must be a number\. Received: g=True"),
         ("jax:Acrobot-v1", {"name": 1}, r"takes no argument 'name'\. It takes none\."),
         ("jax:probe/action", {"continuous": 1}, "continuous must be True or False"),
     ],
-)  # fmt: skip
+)
 def test_arguments_that_a_native_environment_does_not_take(name, arguments, message):
     with pytest.raises(SpecError, match=message):
         ids.make(name, **arguments)
@@ -440,7 +445,8 @@ def test_native_ids():
     ("statement", "heavy"),
     [
         (
-            "import operant.envs.vector.worker, operant.envs.vector.async_vector, operant.envs.vector.create, operant.envs.check",
+            "import operant.envs.vector.worker, operant.envs.vector.async_vector, "
+            "operant.envs.vector.create, operant.envs.check",
             False,
         ),
         ("from operant.envs import Environment; Environment.create('CartPole-v1').reset()", False),

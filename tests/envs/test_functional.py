@@ -1,4 +1,5 @@
-"""Adapters of other libraries' functional environments: with small fakes always, with the real ones where installed."""
+"""Adapters of other libraries' functional environments: with small fakes always, with the real ones where
+installed."""
 
 import dataclasses
 import importlib
@@ -34,7 +35,10 @@ flax = importable("flax", "flax is not installed; Gymnasium's phys2d environment
 
 
 class Walk(FuncEnv):
-    """A walk by -1, 0 or 1 that terminates at +-2. Written carelessly: Python numbers, mixed types, a reused key."""
+    """A walk by -1, 0 or 1 that terminates at +-2.
+
+    Written carelessly: Python numbers, mixed types, a reused key.
+    """
 
     observation_space = spaces.Dict(
         {"at": spaces.Box(-2, 2, (1,), np.float32), "parity": spaces.Discrete(2, start=5)}
@@ -166,7 +170,10 @@ class Params:
 
 
 class Counter:
-    """In the shape of gymnax: counts up by the action, terminates at 4; `step` and `reset` must not be called."""
+    """In the shape of gymnax: counts up by the action, terminates at 4.
+
+    `step` and `reset` must not be called.
+    """
 
     default_params = Params()
 
@@ -246,7 +253,8 @@ class State:
 
 
 class Slide:
-    """In the shape of brax: moves by the action, ends beyond 1, and writes into the state that it is given."""
+    """In the shape of brax: moves by the action, ends beyond 1, and writes into the state that it is
+    given."""
 
     action_size = 1
 

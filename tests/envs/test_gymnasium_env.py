@@ -1,4 +1,5 @@
-"""Gymnasium's environments as `Environment`: the same numbers as Gymnasium itself, every kind of space, what to install."""
+"""Gymnasium's environments as `Environment`: the same numbers as Gymnasium itself, every kind of space,
+what to install."""
 
 import re
 from typing import Any
@@ -356,13 +357,22 @@ NONE = np.zeros(2, np.float32)
     [
         (taken(first=NONE), r"reset must return \(observation, info\)\. Received: ndarray"),
         (Old(), r"reset must take a seed, as reset\(self, \*, seed=None, options=None\)"),
-        (taken(first=(np.zeros(3, np.float32), {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
-        (taken(later=(np.zeros(3, np.float32), 0.0, False, False, {})), r"observation must have shape \(2,\)\. Received: shape \(3,\)"),
-        (taken(later=(NONE, 0.0, False, {})), r"step must return \(observation, reward, terminated, truncated, info\)\. Received: a tuple of 4"),
+        (
+            taken(first=(np.zeros(3, np.float32), {})),
+            r"observation must have shape \(2,\)\. Received: shape \(3,\)",
+        ),
+        (
+            taken(later=(np.zeros(3, np.float32), 0.0, False, False, {})),
+            r"observation must have shape \(2,\)\. Received: shape \(3,\)",
+        ),
+        (
+            taken(later=(NONE, 0.0, False, {})),
+            r"step must return \(observation, reward, terminated, truncated, info\)\. Received: a tuple of 4",
+        ),
         (taken(later=(NONE, 0.0, 2, False, {})), r"terminated must be True or False\. Received: 2 \(int\)"),
         (taken(later=(NONE, None, False, False, {})), r"The reward must be a number\. Received: None"),
     ],
-)  # fmt: skip
+)
 def test_faults_are_told_alike_in_one_environment_and_in_a_vector(environment, fault):
     with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
         one = Environment.create(environment)

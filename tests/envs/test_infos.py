@@ -1,4 +1,5 @@
-"""Values of `info` at the end of episodes: from every kind of vector, in reports, evaluations, histories and checkpoints."""
+"""Values of `info` at the end of episodes: from every kind of vector, in reports, evaluations, histories
+and checkpoints."""
 
 from __future__ import annotations
 
@@ -84,7 +85,10 @@ def test_a_time_limit_of_operants_ends_an_episode_too():
 
 @pytest.mark.parametrize("kind", ["in-process", "processes", "vector of Gymnasium's"])
 def test_a_name_that_is_not_there_is_told_with_those_that_are(kind):
-    message = r"Environment 0 of .*An episode ended without info\['is_succes'\]: its keys are 'distance', 'is_success'. Did you mean 'is_success'\?"
+    message = (
+        r"Environment 0 of .*An episode ended without info\['is_succes'\]: its keys are 'distance', "
+        r"'is_success'. Did you mean 'is_success'\?"
+    )
     with (
         VECTORS[kind](info_keywords=["is_succes"]) as vector,
         pytest.raises(EnvironmentError, match=message),
@@ -129,15 +133,33 @@ def test_values_that_are_no_numbers_are_refused(value):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: create(GOAL, 2, info_keywords="is_success"), "info_keywords must be a list of different names in info. Received: info_keywords='is_success'"),
-        (lambda: create(GOAL, 2, info_keywords=["a", "a"]), "info_keywords must be a list of different names"),
-        (lambda: create("jax:CartPole-v1", 2, info_keywords=["a"]), r"'jax:CartPole-v1' is JAX-native and has none. Received: info_keywords=\('a',\)"),
-        (lambda: operant.PPO(CartPole(), NET, info_keywords=["a"], **SMALL), "'CartPole' is JAX-native and has none"),
-        (lambda: operant.PPO(GOAL, NET, info_keywords=["a", "a"], **SMALL), "info_keywords must be different names"),
+        (
+            lambda: create(GOAL, 2, info_keywords="is_success"),
+            "info_keywords must be a list of different names in info. Received: info_keywords='is_success'",
+        ),
+        (
+            lambda: create(GOAL, 2, info_keywords=["a", "a"]),
+            "info_keywords must be a list of different names",
+        ),
+        (
+            lambda: create("jax:CartPole-v1", 2, info_keywords=["a"]),
+            r"'jax:CartPole-v1' is JAX-native and has none. Received: info_keywords=\('a',\)",
+        ),
+        (
+            lambda: operant.PPO(CartPole(), NET, info_keywords=["a"], **SMALL),
+            "'CartPole' is JAX-native and has none",
+        ),
+        (
+            lambda: operant.PPO(GOAL, NET, info_keywords=["a", "a"], **SMALL),
+            "info_keywords must be different names",
+        ),
         (lambda: operant.PPO(GOAL, NET, info_keywords="a", **SMALL), "info_keywords must be a list"),
-        (lambda: operant.PPO(create(GOAL, 2), NET, info_keywords=["a"], **SMALL), "Give info_keywords where the vector is created"),
+        (
+            lambda: operant.PPO(create(GOAL, 2), NET, info_keywords=["a"], **SMALL),
+            "Give info_keywords where the vector is created",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises((SpecError, UsageError), match=message):
         make()
@@ -199,7 +221,21 @@ def test_the_history_has_columns_for_them(tmp_path):
 @pytest.mark.slow
 def test_a_run_reports_evaluates_and_goes_on_with_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ["train", "a2c", "--n-steps", "4", "--env", GOAL, "--n-envs", "2", "--info-keywords", *KEYS, "--seed", "1", "--quiet"]  # fmt: skip
+    command = [
+        "train",
+        "a2c",
+        "--n-steps",
+        "4",
+        "--env",
+        GOAL,
+        "--n-envs",
+        "2",
+        "--info-keywords",
+        *KEYS,
+        "--seed",
+        "1",
+        "--quiet",
+    ]
     command += ["--reward-buffer-size", "3", "--eval-frequency", "40", "--eval-episodes", "4"]
     assert main([*command, "--max-steps", "80", "--run-dir", "run"]) == 0
     last = rows(tmp_path / "run" / "metrics.jsonl")[-1]

@@ -1,4 +1,5 @@
-"""The stream driver of native environments: autoreset, time limits, addressed randomness, and its host twin."""
+"""The stream driver of native environments: autoreset, time limits, addressed randomness, and its host
+twin."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -23,7 +24,10 @@ START, STEP = native_env._start, native_env._step  # jitted
 
 @dataclasses.dataclass(frozen=True)
 class Countdown:
-    """Counts down from 1..longest (drawn at reset) and terminates at 0; the reward is what was drawn at the step."""
+    """Counts down from 1..longest (drawn at reset) and terminates at 0.
+
+    The reward is what was drawn at the step.
+    """
 
     longest: int = 5
     max_episode_timesteps: int | None = None

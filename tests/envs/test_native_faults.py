@@ -1,4 +1,5 @@
-"""JAX-native environments of users: what is not finite ends a run, and mistakes are told before anything is compiled."""
+"""JAX-native environments of users: what is not finite ends a run, and mistakes are told before anything
+is compiled."""
 
 from __future__ import annotations
 
@@ -49,14 +50,26 @@ def module(tests_folder):
 @pytest.mark.parametrize(
     ("what", "value", "message"),
     [
-        ("reward", "nan", r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: nan\."),
+        (
+            "reward",
+            "nan",
+            r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: "
+            r"nan\.",
+        ),
         ("reward", "-inf", r"\(step 5 of its episode\): The reward must be finite. Received: -inf\."),
-        ("state", "inf", r"\(step 5 of its episode\): The state 'count' must be finite. Received: nan or inf\."),
+        (
+            "state",
+            "inf",
+            r"\(step 5 of its episode\): The state 'count' must be finite. Received: nan or inf\.",
+        ),
         pytest.param(
-            "reset", "nan", r"Environment 0 of 'Breaks' \(at a reset\): The state 'count' must be finite", marks=pytest.mark.slow
+            "reset",
+            "nan",
+            r"Environment 0 of 'Breaks' \(at a reset\): The state 'count' must be finite",
+            marks=pytest.mark.slow,
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_finite_ends_training(module, what, value, message):
     trainer = operant.PPO(module.Breaks(what, float(value)), n_envs=2, quiet=True, seed=1, **SMALL)
     with pytest.raises(EnvironmentError, match=message + r".*Look for a division by zero.*check_env"):
@@ -267,34 +280,112 @@ def test_a_good_one_stays_as_it_is():
     ("env", "message"),
     [
         (begun(lambda s, o: o), r"reset of 'X' must return \(state, observation\)\. Received: .*dict"),
-        (begun(lambda s, o: (s, o, {})), r"reset of 'X' must return \(state, observation\)\. Received: a tuple of 3"),
-        (begun(lambda s, o: (s, o["state"])), r"reset of 'X' returned an observation that does not fit its spaces: It must be \{'state': float32\[1\]\}\. Received: float32\[1\]"),
-        (begun(lambda s, o: (s, {"obs": o["state"]})), r"It must be \{'state': float32\[1\]\}\. Received: \{'obs': float32\[1\]\}\. Correct one or the other"),
-        (begun(lambda s, o: (s, {"state": s["at"][0]})), r"reset of 'X' .* The state must be float32\[1\]\. Received: float32\[\]\. Correct"),
-        (begun(lambda s, o: (s, {"state": [0.0]})), r"The state must be float32\[1\]\. Received: a list of 1"),
-        (begun(lambda s, o: ({**s, "name": "x"}, o)), r"reset of 'X' must return a state of arrays\. Received: state\['name'\] of 'x' \(str\)"),
-        (stepped(lambda s, o, r, t: (s, o, r, t)), r"step of 'X' must return \(state, Step\(observation, reward, terminated\)\), with Step of operant\.envs\.native\. Received: a tuple of 4"),
-        (stepped(lambda s, o, r, t: (s, (o, r, t))), r"step of 'X' must return .* Received: \(state, a tuple of 3\)"),
+        (
+            begun(lambda s, o: (s, o, {})),
+            r"reset of 'X' must return \(state, observation\)\. Received: a tuple of 3",
+        ),
+        (
+            begun(lambda s, o: (s, o["state"])),
+            r"reset of 'X' returned an observation that does not fit its spaces: It must be \{'state': "
+            r"float32\[1\]\}\. Received: float32\[1\]",
+        ),
+        (
+            begun(lambda s, o: (s, {"obs": o["state"]})),
+            r"It must be \{'state': float32\[1\]\}\. Received: \{'obs': float32\[1\]\}\. Correct one or the "
+            r"other",
+        ),
+        (
+            begun(lambda s, o: (s, {"state": s["at"][0]})),
+            r"reset of 'X' .* The state must be float32\[1\]\. Received: float32\[\]\. Correct",
+        ),
+        (
+            begun(lambda s, o: (s, {"state": [0.0]})),
+            r"The state must be float32\[1\]\. Received: a list of 1",
+        ),
+        (
+            begun(lambda s, o: ({**s, "name": "x"}, o)),
+            r"reset of 'X' must return a state of arrays\. Received: state\['name'\] of 'x' \(str\)",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, o, r, t)),
+            r"step of 'X' must return \(state, TimeStep\(observation, reward, terminated\)\), with "
+            r"TimeStep of operant\.envs\.native\.native_env\. Received: a tuple of 4",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, (o, r, t))),
+            r"step of 'X' must return .* Received: \(state, a tuple of 3\)",
+        ),
         (stepped(lambda s, o, r, t: None), r"step of 'X' must return .* Received: None"),
-        (stepped(lambda s, o, r, t: (s, TimeStep(o, s["at"], t))), r"step of 'X': The reward must be a number of shape \(\)\. Received: float32\[1\]"),
-        (stepped(lambda s, o, r, t: (s, TimeStep(o, "much", t))), r"step of 'X': The reward must be a number .* Received: 'much' \(str\)"),
-        (stepped(lambda s, o, r, t: (s, TimeStep(o, t, r))), r"step of 'X': The reward must be a number of shape \(\)\. Received: bool\[\]"),
-        (stepped(lambda s, o, r, t: (s, TimeStep(o, r, s["age"]))), r"The flag terminated must be True or False of shape \(\)\. Received: int32\[\]"),
-        (stepped(lambda s, o, r, t: (s, TimeStep({"state": jnp.zeros(2)}, r, t))), r"step of 'X' returned an observation .* The state must be float32\[1\]\. Received: float32\[2\]"),
-        (stepped(lambda s, o, r, t: ({"at": s["at"]}, TimeStep(o, r, t))), r"step of 'X' must return a state of the same structure as reset and the step before\. Received: one without state\['age'\]"),
-        (stepped(lambda s, o, r, t: ({**s, "new": r}, TimeStep(o, r, t))), r"Received: one with state\['new'\]"),
-        (stepped(lambda s, o, r, t: (s["at"], TimeStep(o, r, t))), r"Received: one without state\['age'\], without state\['at'\], with state"),
-        (stepped(lambda s, o, r, t: ({**s, "age": r}, TimeStep(o, r, t))), r"step of 'X' must return a state of the same shapes and dtypes as reset\. Received: state\['age'\] of float32\[\], where reset returned int32\[\]"),
-        (stepped(lambda s, o, r, t: ({**s, "at": r}, TimeStep(o, r, t))), r"Received: state\['at'\] of float32\[\], where reset returned float32\[1\]"),
-        (stepped(lambda s, o, r, t: ({**s, "age": s["age"] * 0.5}, TimeStep(o, r, t))), r"Received: state\['age'\] of float32\[\], where reset returned int32"),
-        (stepped(lambda s, o, r, t: s["speed"]), r"step of 'X' raised KeyError: 'speed' \(.*test_native_faults.py, line \d+: .*\)\. It is called as step\(state, \{'action': int32\[\]\}, key\)"),
-        (having(step=branches), r"step of 'X' raised TracerBoolConversionError: Attempted boolean conversion of traced array with shape bool\[\].*line \d+: if action.*decide by jax.numpy.where"),
-        (having(reset=lambda self: None), r"reset of 'X' raised TypeError: .*takes 1 positional argument but 2 were given.*called as reset\(key\)"),
-        (having(spaces=3), r"spaces of 'X' must be a property that returns Spaces\.read\(states=\.\.\., actions=\.\.\.\)\. Received: 3 \(int\)"),
+        (
+            stepped(lambda s, o, r, t: (s, TimeStep(o, s["at"], t))),
+            r"step of 'X': The reward must be a number of shape \(\)\. Received: float32\[1\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, TimeStep(o, "much", t))),
+            r"step of 'X': The reward must be a number .* Received: 'much' \(str\)",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, TimeStep(o, t, r))),
+            r"step of 'X': The reward must be a number of shape \(\)\. Received: bool\[\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, TimeStep(o, r, s["age"]))),
+            r"The flag terminated must be True or False of shape \(\)\. Received: int32\[\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s, TimeStep({"state": jnp.zeros(2)}, r, t))),
+            r"step of 'X' returned an observation .* The state must be float32\[1\]\. Received: float32\[2\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: ({"at": s["at"]}, TimeStep(o, r, t))),
+            r"step of 'X' must return a state of the same structure as reset and the step before\. "
+            r"Received: one without state\['age'\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: ({**s, "new": r}, TimeStep(o, r, t))),
+            r"Received: one with state\['new'\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: (s["at"], TimeStep(o, r, t))),
+            r"Received: one without state\['age'\], without state\['at'\], with state",
+        ),
+        (
+            stepped(lambda s, o, r, t: ({**s, "age": r}, TimeStep(o, r, t))),
+            r"step of 'X' must return a state of the same shapes and dtypes as reset\. Received: "
+            r"state\['age'\] of float32\[\], where reset returned int32\[\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: ({**s, "at": r}, TimeStep(o, r, t))),
+            r"Received: state\['at'\] of float32\[\], where reset returned float32\[1\]",
+        ),
+        (
+            stepped(lambda s, o, r, t: ({**s, "age": s["age"] * 0.5}, TimeStep(o, r, t))),
+            r"Received: state\['age'\] of float32\[\], where reset returned int32",
+        ),
+        (
+            stepped(lambda s, o, r, t: s["speed"]),
+            r"step of 'X' raised KeyError: 'speed' \(.*test_native_faults.py, line \d+: .*\)\. It is called "
+            r"as step\(state, \{'action': int32\[\]\}, key\)",
+        ),
+        (
+            having(step=branches),
+            r"step of 'X' raised TracerBoolConversionError: Attempted boolean conversion of traced array "
+            r"with shape bool\[\].*line \d+: if action.*decide by jax.numpy.where",
+        ),
+        (
+            having(reset=lambda self: None),
+            r"reset of 'X' raised TypeError: .*takes 1 positional argument but 2 were given.*called as "
+            r"reset\(key\)",
+        ),
+        (
+            having(spaces=3),
+            r"spaces of 'X' must be a property that returns Spaces\.read\(states=\.\.\., actions=\.\.\.\)\. "
+            r"Received: 3 \(int\)",
+        ),
         (having(spaces=lambda self: None), r"spaces of 'X' must be a property .* Received: <bound method"),
         (Line(max_episode_timesteps=0.5), r"max_episode_timesteps must be"),
     ],
-)  # fmt: skip
+)
 @jax.numpy_dtype_promotion("standard")
 def test_mistakes_are_told(env, message):
     """By the name of the method, what it returned and what is expected; the drivers' fronts ask."""

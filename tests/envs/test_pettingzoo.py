@@ -117,7 +117,8 @@ def test_agents_are_actors_until_they_leave():
     ("limit", "ends"), [(None, {0: (2, 1), 1: (4, 1), 2: (5, 2)}), (3, {0: (2, 1), 1: (3, 2), 2: (3, 2)})]
 )
 def test_what_an_actor_saw_last_is_learnt_from(limit, ends, tmp_path):
-    """Otherwise a value at a time limit would be that of the state before: told by the environment or by the limit."""
+    """Otherwise a value at a time limit would be that of the state before: told by the environment or by
+    the limit."""
     agent = {"agent": "random", "recorder": str(tmp_path)}
     with Runner(agent, Meadow(masked=limit is None), max_episode_timesteps=limit) as runner:
         runner.run(num_episodes=6, use_tqdm=False)

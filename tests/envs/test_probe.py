@@ -71,7 +71,10 @@ def test_values_and_best_actions_equal_exhaustive_search(name):
 
 @pytest.mark.parametrize("name", PROBES)
 def test_best_policy_earns_the_expected_value_in_the_stream(name):
-    """Play the best policy with the driver; discounted sums of rewards are the expected values of their rows."""
+    """Play the best policy with the driver.
+
+    Discounted sums of rewards are the expected values of their rows.
+    """
     env, key, n, rows = PROBES[name](), jax.random.key(1), 8, 12
     actors = native_env.start(env, key, n)
     first, stream = actors.observation, []

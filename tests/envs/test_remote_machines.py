@@ -1,4 +1,5 @@
-"""Servers and agents on different hosts: network namespaces of this machine, each with its own interfaces and addresses."""
+"""Servers and agents on different hosts: network namespaces of this machine, each with its own interfaces
+and addresses."""
 
 import os
 import secrets
@@ -85,14 +86,41 @@ def test_the_example_of_three_machines(hosts):
     """As documented, each command on its host."""
     agent, *environments = hosts
     serving = [
-        on(host, "python", "run.py", "--environment", "gym", "--level", "CartPole-v1", "--remote", "socket-server",
-           "--host", "0.0.0.0", "--port", "65432")
+        on(
+            host,
+            "python",
+            "run.py",
+            "--environment",
+            "gym",
+            "--level",
+            "CartPole-v1",
+            "--remote",
+            "socket-server",
+            "--host",
+            "0.0.0.0",
+            "--port",
+            "65432",
+        )
         for host in environments
-    ]  # fmt: skip
+    ]
     running = on(
-        agent, "python", "run.py", "--agent", "benchmarks/configs/ppo1.json", "--episodes", "10", "--num-parallel", "2",
-        "--remote", "socket-client", "--host", "10.77.1.2,10.77.2.2", "--port", "65432,65432", "--batch-agent-calls",
-    )  # fmt: skip
+        agent,
+        "python",
+        "run.py",
+        "--agent",
+        "benchmarks/configs/ppo1.json",
+        "--episodes",
+        "10",
+        "--num-parallel",
+        "2",
+        "--remote",
+        "socket-client",
+        "--host",
+        "10.77.1.2,10.77.2.2",
+        "--port",
+        "65432,65432",
+        "--batch-agent-calls",
+    )
     try:
         text, _ = running.communicate(timeout=200)
         assert running.returncode == 0 and "episodes 10/10" in text, text
@@ -106,8 +134,24 @@ def test_beyond_its_machine_nobody_serves_or_asks_without_a_token(hosts):
     agent, server, _ = hosts
     for host, command, message in (
         (server, ["serve", "--environment", "CartPole-v1", "--host", "0.0.0.0"], "token"),
-        (agent, ["run", "-a", "random", "-n", "1", "--remote", "socket-client", "--host", "10.77.1.2", "--port", "1"], "token"),
-    ):  # fmt: skip
+        (
+            agent,
+            [
+                "run",
+                "-a",
+                "random",
+                "-n",
+                "1",
+                "--remote",
+                "socket-client",
+                "--host",
+                "10.77.1.2",
+                "--port",
+                "1",
+            ],
+            "token",
+        ),
+    ):
         process = on(host, sys.executable, "-m", "operant", *command, OPERANT_TOKEN="")
         text, _ = process.communicate(timeout=60)
         assert process.returncode == 2 and message in text, text

@@ -1,4 +1,5 @@
-"""Environments in processes of their own: the same answers as here, and what happens when they crash, hang or die."""
+"""Environments in processes of their own: the same answers as here, and what happens when they crash, hang
+or die."""
 
 import logging
 import os
@@ -176,7 +177,8 @@ def test_restarts_are_bounded_and_the_last_error_has_the_traceback(module):
     pid = ask(connection).states["pid"]
     with pytest.raises(
         EnvironmentError,
-        match=r"(?s)Environment 0 of 'Count' \(process \d+\) failed: RuntimeError: the motor is stuck, and it was "
+        match=r"(?s)Environment 0 of 'Count' \(process \d+\) failed: RuntimeError: the motor is stuck, and "
+        r"it was "
         r"replaced once already\. Mend .*traceback.*in execute",
     ):
         ask(connection, 1)

@@ -1,4 +1,5 @@
-"""Environments in actors of a Ray cluster: the same answers as here, and what happens when an actor or its machine is lost."""
+"""Environments in actors of a Ray cluster: the same answers as here, and what happens when an actor or its
+machine is lost."""
 
 import importlib.util
 import os
@@ -32,7 +33,10 @@ pytestmark = [
 
 def why_not():
     """Tell why Ray does not start here, if it does not; in a process that can be given up."""
-    code = "import ray; ray.init('local', include_dashboard=False, logging_level='ERROR'); ray.get(ray.remote(lambda: 1).remote())"
+    code = (
+        "import ray; ray.init('local', include_dashboard=False, logging_level='ERROR'); "
+        "ray.get(ray.remote(lambda: 1).remote())"
+    )
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:

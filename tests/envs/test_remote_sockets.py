@@ -1,4 +1,5 @@
-"""Environments served over sockets: the same answers as here, who is let in, and what happens when a side is lost."""
+"""Environments served over sockets: the same answers as here, who is let in, and what happens when a side
+is lost."""
 
 import contextlib
 import logging
@@ -574,7 +575,10 @@ def test_a_server_that_does_not_come_back_is_named():
         assert ask(connection, 0).terminal == 2
         with pytest.raises(
             EnvironmentError,
-            match=rf"'CartPole-v1' \({HOST}:{server.ports[0]}\) could not be reached within 0.5 s: .*refused, and it was",
+            match=(
+                rf"'CartPole-v1' \({HOST}:{server.ports[0]}\) could not be reached within 0.5 s: "
+                r".*refused, and it was"
+            ),
         ):
             ask(connection)
     with pytest.raises(
@@ -705,7 +709,8 @@ def test_hosts_and_ports(host, port, num_parallel, want):
 
 
 def test_a_server_listens_where_it_is_told_to_be_looked_for():
-    """`operant serve` does not load what serves before it is asked to, so that its port stands there once more."""
+    """`operant serve` does not load what serves before it is asked to, so that its port stands there once
+    more."""
     assert ServeConfig().port == PORT
 
 

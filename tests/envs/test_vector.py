@@ -1,4 +1,5 @@
-"""Vectors of environments: the stream with next-step autoreset, all modes alike, faults, and workers that die."""
+"""Vectors of environments: the stream with next-step autoreset, all modes alike, faults, and workers that
+die."""
 
 import json
 import logging
@@ -120,7 +121,7 @@ class Pressing(Count):
 
 
 class Waiting(Count):
-    """Waits in C for what another process sends, and says how many bytes came: -1 where the call was broken off."""
+    """Waits in C for what another process sends, and says how many bytes came: -1 if broken off."""
 
     def step(self, action):
         ours, theirs = os.pipe()
@@ -302,7 +303,8 @@ class Moded(CartPoleEnv):
 
 
 def test_arguments_that_only_single_environments_take(monkeypatch):
-    """One may be called as an argument of `create` is, and a vectorised form may lack it: a loop serves it then."""
+    """One may be called as an argument of `create` is, and a vectorised form may lack it: a loop serves it
+    then."""
     monkeypatch.setitem(gymnasium.registry, "Moded-v0", gymnasium.envs.registration.EnvSpec(
         "Moded-v0", Moded, vector_entry_point=gymnasium.spec("CartPole-v1").vector_entry_point
     ))  # fmt: skip
@@ -426,7 +428,8 @@ def test_arrays_are_never_written_to_again(mode):
 )
 @settings(max_examples=30, deadline=None)
 def test_every_episode_takes_one_row_more_than_it_has_steps(episodes):
-    # Row k of an environment whose episodes last m steps is step k % (m + 1) + 1 of an episode, or the reset behind it.
+    # Row k of an environment whose episodes last m steps is step k % (m + 1) + 1 of an episode, or the reset
+    # behind it.
     environments = [
         Environment.create(Steps, length=length, max_episode_timesteps=limit) for length, limit in episodes
     ]
@@ -634,7 +637,8 @@ def test_what_cannot_be_sent(module):
         (
             module.Count(),
             {},
-            "an environment object cannot be sent. Give its id or its class, or run it in this process: vector='in-process'",
+            "an environment object cannot be sent. Give its id or its class, or run it in this process: "
+            "vector='in-process'",
         ),
         (
             Local,
@@ -667,11 +671,14 @@ def test_registered_here_made_there(module):
 @pytest.mark.parametrize("mode", ["in-process", "processes"])
 def test_faults_name_the_environment(module, mode):
     faults = {
-        1: r"Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck \(.*count_envs.py, line \d+: raise Runtime",
-        4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at index .0,.",
+        1: r"Environment 2 of 'Count' raised RuntimeError in step: the motor is stuck \(.*count_envs.py, "
+        r"line \d+: raise Runtime",
+        4: r"Environment 2 of 'Count' .step 2 of its episode.: The state must be finite. Received: nan at "
+        r"index .0,.",
         5: "Environment 2 of 'Count' .step 2 of its episode.: The reward must be finite. Received: inf",
         6: r"Environment 2 of 'Count' .step 2 of its episode.*must have shape \(3,\). Received: shape \(2,\)",
-        8: r"Environment 2 of 'Count' .step 2 of its episode.: The reward must be a number. Received: None \(NoneType\)",
+        8: r"Environment 2 of 'Count' .step 2 of its episode.: The reward must be a number. Received: None "
+        r"\(NoneType\)",
     }
     with create(module.Count, 3, mode, num_workers=2) as env:
         for action, message in faults.items():
@@ -813,7 +820,10 @@ class Forgets(gymnasium.vector.VectorWrapper):
 )
 def test_an_entry_that_is_missing_later_is_named(make, where):
     actions = {"action": np.zeros(1, np.int32)}
-    message = rf"^{where}: The observation must be a dict with 'arm', 'grip'\. Received: 'arm'\. Correct the environment's"
+    message = (
+        rf"^{where}: The observation must be a dict with 'arm', 'grip'\. Received: 'arm'\. Correct "
+        r"the environment's"
+    )
     with make() as env, pytest.raises(EnvironmentError, match=message):
         env.reset(0)
         for _ in range(2):
@@ -874,7 +884,8 @@ PPO = {"n_steps": 8, "mini_batches": 1, "ppo_epochs": 1, "model": [{"type": "den
 
 
 def test_nothing_is_learnt_from_a_step_that_no_environment_took(module, tmp_path, monkeypatch):
-    """It would have cost nothing, where all others cost one: the action that ends a simulator would be the best."""
+    """It would have cost nothing, where all others cost one: the action that ends a simulator would be the
+    best."""
     blocks, collect = [], HostDriver._collect
 
     def noted(self, finished):
@@ -1185,7 +1196,7 @@ def test_workers_have_the_command_line_of_the_program(tmp_path):
 @pytest.mark.parametrize(
     "start",
     [
-        "from operant.envs import vector; vector.create(Count, 1, 'processes')",
+        "from operant.envs.vector import create; create.create(Count, 1, 'processes')",
         "from operant.envs.remote import connect; connect(Count, remote='multiprocessing')",
     ],
 )
@@ -1240,7 +1251,10 @@ class Narrowing(gymnasium.Env):
 def test_a_class_of_an_interactive_session_is_refused_with_the_remedy_of_each_caller(monkeypatch):
     kind = type("Typed", (Narrowing,), {"__module__": "__main__"})
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
-    message = r"interactive session.*: vector='in-process' \(Runner.*: remote=None; .*vector\.create: mode='in-process'\)"
+    message = (
+        r"interactive session.*: vector='in-process' \(Runner.*: remote=None; .*create\.create: "
+        r"mode='in-process'\)"
+    )
     for start in (lambda: create(kind, 1, "processes"), lambda: connect(kind, remote="multiprocessing")):
         with pytest.raises(SpecError, match=message):
             start()

@@ -197,9 +197,17 @@ def test_specification_as_dict_file_class_and_alias(tmp_path):
 
 def test_specification_with_arguments(tmp_path):
     spec = {
-        "type": "ppo", "n_steps": 4, "max_episode_timesteps": 9, "parallel_interactions": 2, "seed": 5, "saver": str(tmp_path / "s"),
-        "recorder": None, "config": {"debug": True}, "states": STATE, "actions": CHOICE,
-    }  # fmt: skip
+        "type": "ppo",
+        "n_steps": 4,
+        "max_episode_timesteps": 9,
+        "parallel_interactions": 2,
+        "seed": 5,
+        "saver": str(tmp_path / "s"),
+        "recorder": None,
+        "config": {"debug": True},
+        "states": STATE,
+        "actions": CHOICE,
+    }
     (tmp_path / "a.json").write_text(json.dumps(spec))
     for agent in (spec, tmp_path / "a.json", {"agent": str(tmp_path / "a.json")}):
         made = Agent.create(agent=agent, seed=6)
@@ -441,12 +449,18 @@ def test_a_checkpoint_does_not_say_what_to_import(tmp_path, monkeypatch):
     ("given", "message"),
     [
         ("dqn", "is of the agent 'ppo'. Received: agent='dqn'. Give agent='ppo'"),
-        ({"type": "ppo", "model": NET, "n_steps": 8}, "saved with n_steps=4, .*Received: n_steps=8. Give the same"),
+        (
+            {"type": "ppo", "model": NET, "n_steps": 8},
+            "saved with n_steps=4, .*Received: n_steps=8. Give the same",
+        ),
         ({"type": "ppo", "gamma": 0.5}, "saved with gamma=0.99, .*Received: gamma=0.5"),
         ({"type": "ppo", "optimizer": "sgd"}, "saved with optimizer='adam', .*Received: optimizer='sgd'"),
-        ({"type": "ppo", "optimizer": optax.sgd(0.1)}, "Received: optimizer=an optax transformation. Give the same"),
+        (
+            {"type": "ppo", "optimizer": optax.sgd(0.1)},
+            "Received: optimizer=an optax transformation. Give the same",
+        ),
     ],
-)  # fmt: skip
+)
 def test_loading_changes_neither_the_algorithm_nor_its_options(given, message, tmp_path):
     agent = create(seed=1)
     agent.save(directory=tmp_path)
@@ -522,7 +536,10 @@ def test_what_a_file_names_is_neither_imported_nor_opened(format, tmp_path, monk
 
 @pytest.mark.slow
 def test_networks_that_are_code(tmp_path, monkeypatch):
-    """Models that a function makes are saved as data; a layer's class is found if it is registered; else the caller gives them."""
+    """Models that a function makes are saved as data; a layer's class is found if it is registered.
+
+    Else the caller gives them.
+    """
     keras = backend.keras()
     own = types.ModuleType("own_networks")
 
@@ -786,7 +803,8 @@ def test_an_agent_lives_on_the_device_that_it_was_given(tmp_path):
     code = """
 import sys, jax, numpy as np
 from operant import Agent
-make = dict(agent="ppo", states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2), n_steps=8, mini_batches=2)
+spaces = dict(states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2))
+make = dict(agent="ppo", n_steps=8, mini_batches=2, **spaces)
 agent = Agent.create(**make, config=dict(device="cpu:1", seed=1))
 assert agent.engine.meter.devices() == {jax.devices()[1]}
 for _ in range(20):
@@ -804,7 +822,8 @@ from operant.checkpoint import store
 made, leaf = [], store._leaf
 store._leaf = lambda *given: made.append(leaf(*given)) or made[-1]
 for actors in (1, 2):
-    loaded = Agent.load(sys.argv[1], parallel_interactions=actors, config=dict(device="cpu:1", precision="float32"))
+    config = dict(device="cpu:1", precision="float32")
+    loaded = Agent.load(sys.argv[1], parallel_interactions=actors, config=config)
     where = {d for x in made if isinstance(x, jax.Array) for d in x.devices()}
     assert where == {jax.devices()[1]} and loaded.engine.precision == "float32", where
     loaded.act([np.zeros(3)] * actors, parallel=list(range(actors)))
@@ -828,7 +847,8 @@ for actors in (1, 2):
     ("name", "options"), [("ppo", {"n_steps": 8, "mini_batches": 1}), ("dqn", {"buffer_max_size": 400})]
 )
 def test_reward_normalisation_follows_actors_not_columns(name, options):
-    """Of three actors one acts: blocks have its rows in all columns, and its returns are as if it were alone."""
+    """Of three actors one acts: blocks have its rows in all columns, and its returns are as if it were
+    alone."""
     found = []
     for actors in (1, 3):
         agent = Agent.create(
@@ -848,7 +868,8 @@ def test_reward_normalisation_follows_actors_not_columns(name, options):
         scale = agent.engine.train.state.reward_scale
         found.append(float(np.sqrt(scale.moments.var)))
         assert float(scale.total[1:].sum()) == 0.0
-    # The discounted returns of 11 rewards of 1 deviate by 1.85; mixed up, they grew on through one another's ends.
+    # The discounted returns of 11 rewards of 1 deviate by 1.85; mixed up, they grew on through one another's
+    # ends.
     assert found == pytest.approx([1.85, 1.85], abs=0.03)
 
 
@@ -859,7 +880,10 @@ MOMENTS = ("/mean']", "/var']", "/count']")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "dqn", "acer", "trpo", "modular"])
 def test_an_update_with_nothing_new_counts_nothing_again(name):
-    """Moments of observations, with which it acts, and the scale of rewards stay as they were; the weights do not."""
+    """Moments of observations, with which it acts, and the scale of rewards stay as they were.
+
+    The weights do not.
+    """
     options = {
         "ppo": {"n_steps": 8, "mini_batches": 1},
         "acer": {"n_steps": 8},

@@ -136,7 +136,8 @@ def test_what_stands_in_a_dataset_is_what_the_environment_knows():
 @pytest.mark.slow
 @pytest.mark.parametrize("declared", [(3, 20, 18), (20, 18, 3)], ids=str)
 def test_images_are_read_in_the_order_that_the_agent_declares(tmp_path, declared):
-    """A dataset of images with their channels first, for an agent of these, and for one of an environment, which moves them."""
+    """A dataset of images with their channels first, for an agent of these, and for one of an environment,
+    which moves them."""
     image = {"type": "float", "min_value": 0, "max_value": 255, "dtype": "uint8"}
     written = Spaces.read({**image, "shape": (3, 20, 18)}, FLAT[1])
     trace = drawn(written, [4])

@@ -56,7 +56,8 @@ def same(a, b):
 
 ROLLOUTS = [name for name in NAMES if "buffer_max_size" not in SMALL[name].options or name == "acer"]
 SIX = {"modular": {"batch_size": 6}, "ac": {"batch_size": 6}, "vpg": {"batch_size": 6}}
-"""Agents whose updates are of a number of timesteps, and the option that makes it the six rows of the others' blocks."""
+"""Agents whose updates are of a number of timesteps, and the option that makes it the six rows of the
+others' blocks."""
 
 
 @pytest.mark.parametrize("name", ROLLOUTS)
@@ -180,9 +181,13 @@ def test_experience_obeys_masks():
 
 
 SPACES = Spaces.read(
-    states={"eye": {"left": {"type": "float", "shape": (2,)}}, "level": {"type": "int", "num_values": 4}, "go_mask": {"type": "bool", "shape": (3,)}},
+    states={
+        "eye": {"left": {"type": "float", "shape": (2,)}},
+        "level": {"type": "int", "num_values": 4},
+        "go_mask": {"type": "bool", "shape": (3,)},
+    },
     actions={"go": {"type": "int", "num_values": 3}, "push": {"type": "float", "shape": ()}},
-)  # fmt: skip
+)
 
 
 def random_trace(steps, seed=0, last=True):
@@ -293,7 +298,8 @@ def test_recorder_writes_whole_episodes_and_keeps_the_newest(tmp_path):
     agent.act(states=np.zeros(3))
     agent.observe(reward=0.0)  # an unfinished episode is not written
     agent.close()
-    # 12 episodes, the first left out: files after episodes 3, 5, 7, 9, 11, and one more of a single one at the end
+    # 12 episodes, the first left out: files after episodes 3, 5, 7, 9, 11, and one more of a single one at
+    # the end
     assert [p.name for p in traces.files(folder)] == ["trace-000000010.npz", "trace-000000011.npz"]
     trace = traces.read(folder / "trace-000000011.npz", agent.spaces)
     assert trace.terminal.tolist() == [0, 0, 0, 1] and trace.reward.tolist() == [20, 21, 22, 23]
@@ -408,7 +414,8 @@ def test_pretraining_imitates(name, tmp_path):
 
 @pytest.mark.slow
 def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_learnt(tmp_path, monkeypatch):
-    """Episodes are cut into columns: one within an episode begins in the state that the network has there by now."""
+    """Episodes are cut into columns: one within an episode begins in the state that the network has there
+    by now."""
     model = [{"type": "lstm", "size": 4}]
     agent = make("ppo", model=model, mini_batches=1)
     draw, n = np.random.default_rng(0), pretraining.COLUMN + 6
@@ -449,7 +456,8 @@ def test_pretraining_takes_what_schedules_say(tmp_path):
 
 @pytest.mark.parametrize("count", [None, 1])
 def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count):
-    """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees afterwards."""
+    """Moments that had counted the passes, too, would hardly adapt to what the agent itself sees
+    afterwards."""
     monkeypatch.setattr("operant.execution.pretraining.COUNTED", 64)  # in several calls
     agent, draw = make("ppo", normalize_observations=True), np.random.default_rng(0)
     states = draw.normal(2.0, 3.0, size=(160, 3)).astype(np.float32)
@@ -472,7 +480,10 @@ def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count)
     [("ppo", 1), *[pytest.param(name, None, marks=pytest.mark.slow) for name in ("a2c", "ac", "trpo")]],
 )
 def test_pretraining_fits_values_to_normalised_rewards(name, count, tmp_path, monkeypatch):
-    """The unit of the rewards makes no difference, as it makes none in updates; and each reward is counted once."""
+    """The unit of the rewards makes no difference, as it makes none in updates.
+
+    And each reward is counted once.
+    """
     monkeypatch.setattr("operant.execution.pretraining.COUNTED", 64)  # in several calls
     draw = np.random.default_rng(0)
     states, rewards = draw.normal(size=(160, 3)).astype(np.float32), draw.normal(1.0, 2.0, 160)
@@ -505,7 +516,10 @@ def test_in_imitation_every_element_of_actions_weighs_the_same():
 
 
 def test_losses_of_imitation_by_hand():
-    """The taken action is worth 1; another 2, with the margin 2.8, and a forbidden one 9: short by 1.8. If it is the best, by 0."""
+    """The taken action is worth 1; another 2, with the margin 2.8, and a forbidden one 9: short by 1.8.
+
+    If it is the best, by 0.
+    """
     valid = jnp.asarray([True, True, False])
     q = {"go": jnp.asarray([[1.0, 2.0, 9.0], [5.0, 2.0, 9.0], [0.0, 9.0, 9.0]])}
     taken = {"go": jnp.zeros(3, jnp.int32)}

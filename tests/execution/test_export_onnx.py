@@ -1,4 +1,7 @@
-"""Policies as ONNX, run by its own runtime alone. All slow: the converter takes ten seconds to load, and its extra is large."""
+"""Policies as ONNX, run by its own runtime alone.
+
+All slow: the converter takes ten seconds to load, and its extra is large.
+"""
 
 from __future__ import annotations
 

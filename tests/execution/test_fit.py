@@ -317,7 +317,10 @@ def same(one, other):
 
 @pytest.mark.slow
 def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
-    """There is no mean reward that could choose them; but who asked for files has some, and never loses better ones."""
+    """There is no mean reward that could choose them.
+
+    But who asked for files has some, and never loses better ones.
+    """
     path = tmp_path / "net.tf"
     agent = operant.A2C("Pendulum-v1", NET, checkpoints=[str(path)], seed=1)
     saved = []
@@ -441,36 +444,72 @@ def test_actor_and_critic_may_be_compiled_with_learning_rates_of_their_own():
             lambda: operant.DQN("CartPole-v1", NET, [ReplayBuffer1(64)], n_envs=4),
             "one for each environment. Received: 1 for 4 environments",
         ),
-        (lambda: operant.PPO([gymnasium.make("CartPole-v1")] * 4), "environments 0 and 1 are the same 'CartPole-v1'"),
+        (
+            lambda: operant.PPO([gymnasium.make("CartPole-v1")] * 4),
+            "environments 0 and 1 are the same 'CartPole-v1'",
+        ),
         (lambda: operant.PPO([]), "envs must be at least one environment"),
         *(
-            (lambda envs=envs: operant.PPO(envs), f"envs must be an id, an environment, its class or .*Received: envs={envs!r}")
+            (
+                lambda envs=envs: operant.PPO(envs),
+                f"envs must be an id, an environment, its class or .*Received: envs={envs!r}",
+            )
             for envs in (None, 5)
         ),
-        (lambda: operant.PPO("MlpPolicy", "CartPole-v1"), "Received: envs='MlpPolicy'. Leave it out: networks follow from the obs"),
-        (lambda: operant.PPO("CartPole-v1", NET, [], quiet=True), "PPO takes envs, model. Received: 3 positional"),
+        (
+            lambda: operant.PPO("MlpPolicy", "CartPole-v1"),
+            "Received: envs='MlpPolicy'. Leave it out: networks follow from the obs",
+        ),
+        (
+            lambda: operant.PPO("CartPole-v1", NET, [], quiet=True),
+            "PPO takes envs, model. Received: 3 positional",
+        ),
         (lambda: operant.PPO("CartPole-v1", NET, model=NET), "got 'model' twice"),
         (lambda: operant.PPO("CartPole-v1", max_steps=10), "max_steps is no argument of the class"),
         (lambda: operant.PPO("CartPole-v1", n_stepps=10), "n_stepps.*n_steps"),
         (lambda: operant.DQN("CartPole-v1", NET, [7]), "buffers must be a list of ReplayBuffer1"),
         (lambda: operant.PPO("CartPole-v1", NET, checkpoints=["a", "b"]), r"checkpoints must be 1 path\(s\)"),
-        (lambda: operant.PPO("CartPole-v1", NET, weights="ppo.tf"), "weights must be a list. Received: weights='ppo.tf'"),
-        (lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}), r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make"),
+        (
+            lambda: operant.PPO("CartPole-v1", NET, weights="ppo.tf"),
+            "weights must be a list. Received: weights='ppo.tf'",
+        ),
+        (
+            lambda: operant.PPO([gymnasium.make("CartPole-v1")], env_kwargs={"a": 1}),
+            r"env_kwargs is for an id or a class.*Give it where they are made: gymnasium.make",
+        ),
         (lambda: operant.PPO("CartPole-v1", env_kwargs={"a": object()}), "env_kwargs must be plain data"),
-        (lambda: operant.PPO("CartPole-v1", env_kwargs=[1]), r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)"),
-        (lambda: operant.PPO(create.create("CartPole-v1", 2), n_envs=3), r"^n_envs must be 2, as many as the vector has. Received: n_envs=3"),
-        (lambda: operant.PPO(gymnasium.make("CartPole-v1"), n_envs=2), r"^n_envs must be 1, as many as the object has. Received: n_envs=2. Leave it out, or"),
-        (lambda: operant.PPO([gymnasium.make("CartPole-v1")], n_envs=2), r"^n_envs must be 1, as many as the list has. Received: n_envs=2"),
+        (
+            lambda: operant.PPO("CartPole-v1", env_kwargs=[1]),
+            r"env_kwargs must be a dict. Received: env_kwargs=\(1,\)",
+        ),
+        (
+            lambda: operant.PPO(create.create("CartPole-v1", 2), n_envs=3),
+            r"^n_envs must be 2, as many as the vector has. Received: n_envs=3",
+        ),
+        (
+            lambda: operant.PPO(gymnasium.make("CartPole-v1"), n_envs=2),
+            r"^n_envs must be 1, as many as the object has. Received: n_envs=2. Leave it out, or",
+        ),
+        (
+            lambda: operant.PPO([gymnasium.make("CartPole-v1")], n_envs=2),
+            r"^n_envs must be 1, as many as the list has. Received: n_envs=2",
+        ),
         *(
             (lambda envs=envs: operant.PPO(envs, n_envs=0), "^n_envs must be at least 1. Received: n_envs=0")
             for envs in ("CartPole-v1", "jax:CartPole-v1", CartPole)
         ),
-        (lambda: operant.PPO(create.create("CartPole-v1", 2), max_episode_timesteps=9), "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9"),
+        (
+            lambda: operant.PPO(create.create("CartPole-v1", 2), max_episode_timesteps=9),
+            "'CartPole-v1' is a vector already. Received: max_episode_timesteps=9",
+        ),
         (lambda: create_envs("CartPole-v1", 0, preprocess=False), "n must be a whole number of at least 1"),
         (lambda: create_envs("CartPole-v1", preprocess=False, max_frame=True), "max_frame must be False"),
-        (lambda: create_envs("CartPole-v1", 1, True, 4), "max_frame must be True or False. Received: max_frame=4"),
+        (
+            lambda: create_envs("CartPole-v1", 1, True, 4),
+            "max_frame must be True or False. Received: max_frame=4",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(arguments, message):
     with pytest.raises((SpecError, UsageError), match=message):
         arguments()
@@ -561,7 +600,8 @@ def test_a_trial_is_told_and_may_end_it(monkeypatch):
 
 @pytest.mark.slow
 def test_a_block_longer_than_the_way_between_reports_is_told_once():
-    """Under each report stands what a policy is worth there: others that go by smaller steps are compared with it."""
+    """Under each report stands what a policy is worth there: others that go by smaller steps are compared
+    with it."""
     told, trial = [], Trial(100)
     trial.report = lambda value, step: told.append((step, agent.session.driver.step))
     with operant.PPO(
@@ -586,7 +626,8 @@ class Breaks(gymnasium.Wrapper):
 
 @pytest.mark.slow
 def test_a_checkpoint_without_memory_empties_that_of_the_object(tmp_path):
-    """Like one that has learnt nothing: rows of what was learnt after the checkpoint are none of its experience."""
+    """Like one that has learnt nothing: rows of what was learnt after the checkpoint are none of its
+    experience."""
     small = {"n_envs": 2, "buffer_max_size": 500, "buffer_initial_size": 50, "save_memory": False, "seed": 3}
     used, fresh = (operant.DQN("jax:CartPole-v1", NET, quiet=True, **small) for _ in range(2))
     used.fit(max_steps=100)

@@ -21,7 +21,8 @@ SMALL = {"n_steps": 16, "mini_batches": 1, "ppo_epochs": 1, "quiet": True, "seed
 
 
 class Gears(gymnasium.Env):
-    """What has no like in operant's structure: a tuple, choices that begin at 1, of unequal counts, masked by one vector."""
+    """What has no like in operant's structure: a tuple, choices that begin at 1, of unequal counts, masked
+    by one vector."""
 
     observation_space = spaces.Dict(
         x=spaces.Box(-1, 1, (3,)),
@@ -113,7 +114,10 @@ def cart(tmp_path_factory):
 
 
 def test_actions_are_those_of_the_agent(cart):
-    """The same calls give the same actions, the best ones and those that are drawn; training does not notice."""
+    """The same calls give the same actions, the best ones and those that are drawn.
+
+    Training does not notice.
+    """
     ours, theirs = cart
     steps, before = ours.steps, jax.device_get(ours.session.driver.train.state)
     states = np.random.default_rng(0).uniform(-0.3, 0.3, (40, 4)).astype(np.float32)
@@ -207,14 +211,23 @@ def test_observations_are_gymnasiums_wherever_the_environments_run(how):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda o: {"x": o["x"]}, r"observation must be what Gears returns, or several such in one. Received: no entry 'pair'"),
+        (
+            lambda o: {"x": o["x"]},
+            r"observation must be what Gears returns, or several such in one. Received: no entry 'pair'",
+        ),
         (lambda o: o["x"], "Received: ndarray of another structure"),
         (lambda o: {**o, "x": np.zeros(4)}, r"The value of 'x' must have shape \(3\)"),
         (lambda o: {**o, "x": np.full(3, np.nan)}, "'x' must be finite"),
-        (lambda o: {**o, "pair": (1.5, o["pair"][1])}, r"'pair/0' must be numbers of type int64\. Received: dtype float64"),
-        (lambda o: {**o, "action_mask": np.int8([0, 0, 0, 1, 0])}, "mask '0_mask' must allow at least one value"),
+        (
+            lambda o: {**o, "pair": (1.5, o["pair"][1])},
+            r"'pair/0' must be numbers of type int64\. Received: dtype float64",
+        ),
+        (
+            lambda o: {**o, "action_mask": np.int8([0, 0, 0, 1, 0])},
+            "mask '0_mask' must allow at least one value",
+        ),
     ],
-)  # fmt: skip
+)
 def test_observations_that_do_not_fit(geared, change, message):
     with pytest.raises(SpaceError, match=message):
         geared.act(change(Gears().reset()[0]))
@@ -361,7 +374,10 @@ def test_environments_that_are_made_end_by_their_time_limit():
 
 
 def test_what_normalises_goes_on_with_its_moments_where_it_is_made_again():
-    """A policy that has learnt with them would see other inputs; and what it is judged by is not learnt from."""
+    """A policy that has learnt with them would see other inputs.
+
+    And what it is judged by is not learnt from.
+    """
     made = gymnasium.wrappers.NormalizeObservation(gymnasium.make("Pendulum-v1"))
     made.reset(seed=1)
     for _ in range(20):

@@ -1,6 +1,8 @@
-"""The Runner's loop with an agent that only checks how it is called: counts are exact in every manner of running.
+"""The Runner's loop with an agent that only checks how it is called: counts are exact in every manner of
+running.
 
-Environments answer late, several actors sit in one, episodes have all lengths; limits and callbacks stop anywhere.
+Environments answer late, several actors sit in one, episodes have all lengths; limits and callbacks stop
+anywhere.
 """
 
 from __future__ import annotations

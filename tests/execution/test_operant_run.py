@@ -104,8 +104,27 @@ def test_bad_input(capsys, arguments, message):
 
 @pytest.mark.slow
 def test_runs_saves_and_goes_on(tiny, capsys):
-    assert main([*tiny, "-n", "6", "--num-parallel", "2", "--batch-agent-calls", "-c", "saved,mine", "-s", "events,mine",
-                 "--save-best-agent", "best", "--seed", "4"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                *tiny,
+                "-n",
+                "6",
+                "--num-parallel",
+                "2",
+                "--batch-agent-calls",
+                "-c",
+                "saved,mine",
+                "-s",
+                "events,mine",
+                "--save-best-agent",
+                "best",
+                "--seed",
+                "4",
+            ]
+        )
+        == 0
+    )
     agent = Agent.load("saved", filename="mine")
     assert agent.episodes == 6 and agent.seed == 4 and agent.parallel_interactions == 2
     assert Agent.load("best").parallel_interactions == 2

@@ -80,7 +80,10 @@ def test_a_run_plays(trained, capsys):
 
 @pytest.mark.slow
 def test_weights_play_as_the_run_does(trained):
-    """The best weights are those of the last log point here or of an earlier one; loaded twice they play alike."""
+    """The best weights are those of the last log point here or of an earlier one.
+
+    Loaded twice they play alike.
+    """
     given = {"env": "CartPole-v1", "weights": [str(trained / "ppo.tf")], "episodes": 2}
     model = [{"type": "dense", "size": 8}]
     first = play(PlayConfig.from_dict(given), "ppo", model=model)
@@ -301,14 +304,31 @@ class Draws(gymnasium.Env):
 @pytest.mark.parametrize(
     ("draw", "error", "message"),
     [
-        (lambda t: np.zeros((4, 6), np.uint8), SpecError, r"'Draws' gives no pictures to render\. Received: an array of shape \(4, 6\) and dtype uint8\. render must return colours, uint8 \(height, width, 3\)"),
-        (lambda t: np.zeros((4, 6, 1), np.uint8), SpecError, r"an array of shape \(4, 6, 1\) and dtype uint8"),
+        (
+            lambda t: np.zeros((4, 6), np.uint8),
+            SpecError,
+            r"'Draws' gives no pictures to render\. Received: an array of shape \(4, 6\) and dtype uint8\. "
+            r"render must return colours, uint8 \(height, width, 3\)",
+        ),
+        (
+            lambda t: np.zeros((4, 6, 1), np.uint8),
+            SpecError,
+            r"an array of shape \(4, 6, 1\) and dtype uint8",
+        ),
         (lambda t: np.ones((4, 6, 3)), SpecError, r"an array of shape \(4, 6, 3\) and dtype float64"),
         (lambda t: [], SpecError, r"Received: list\. Make it with render_mode='rgb_array'"),
-        (lambda t: [][t], EnvironmentError, r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line "),
-        (lambda t: gymnasium.Env.render(None), EnvironmentError, r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line "),
+        (
+            lambda t: [][t],
+            EnvironmentError,
+            r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line ",
+        ),
+        (
+            lambda t: gymnasium.Env.render(None),
+            EnvironmentError,
+            r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_drawn_is_told(draw, error, message, output, tmp_path, monkeypatch):
     monkeypatch.setattr(Draws, "draw", staticmethod(draw))
     env = Draws("rgb_array")
@@ -511,8 +531,8 @@ def test_a_saved_agent_in_an_environment_that_is_not_like_its_own(tmp_path, caps
     assert main(["play", str(tmp_path), "--env", "Pendulum-v1"]) == 2
     err = capsys.readouterr().err
     assert (
-        "trained on other states than those of Pendulum-v1. Its own: state float (4,). The environment's: state float (3,)."
-        in err
+        "trained on other states than those of Pendulum-v1. Its own: state float (4,). The environment's: "
+        "state float (3,)." in err
     )
     assert "does not fit what" not in err
     three = lambda: gymnasium.wrappers.TransformAction(  # noqa: E731

@@ -1,4 +1,5 @@
-"""The Runner as a program calls it: every argument, messages, what is recorded and saved, the progress bar."""
+"""The Runner as a program calls it: every argument, messages, what is recorded and saved, the progress
+bar."""
 
 import io
 import json
@@ -526,9 +527,17 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         (UsageError, {"environment": Walk, "environments": [Walk]}, "Received: both"),
         (SpecError, {"environments": "CartPole-v1"}, "environments must be a list of environments"),
         (SpecError, {"environments": []}, "a list of at least one"),
-        (SpecError, {"environment": Walk, "num_parallel": 1}, "num_parallel must be a whole number of at least 2.*Leave it out"),
+        (
+            SpecError,
+            {"environment": Walk, "num_parallel": 1},
+            "num_parallel must be a whole number of at least 2.*Leave it out",
+        ),
         (SpecError, {"environment": Walk, "num_parallel": 2.5}, "num_parallel must be a whole number"),
-        (UsageError, {"environments": [Walk, Walk], "num_parallel": 3}, "num_parallel=3 does not fit the 2 environments"),
+        (
+            UsageError,
+            {"environments": [Walk, Walk], "num_parallel": 3},
+            "num_parallel=3 does not fit the 2 environments",
+        ),
         (UsageError, {"environment": Walk(), "num_parallel": 2}, "is one object and cannot run 2 times"),
         (UsageError, {"environments": [Walk()] * 2}, "environments 0 and 1 are the same 'Walk'"),
         (UsageError, {"environment": Walk, "evaluation": True}, r"use run\(evaluation=True\)"),
@@ -539,17 +548,41 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         (UsageError, {"environment": Walk, "blocking": True}, "blocking is for remote"),
         (SpecError, {"environment": Walk, "blocking": 1}, "blocking must be True or False"),
         (UsageError, {"environment": Walk, "host": "here"}, "host is for servers and clusters"),
-        (UsageError, {"environment": Walk, "remote": "multiprocessing", "port": 1}, "port is for servers and clusters"),
+        (
+            UsageError,
+            {"environment": Walk, "remote": "multiprocessing", "port": 1},
+            "port is for servers and clusters",
+        ),
         (UsageError, {"remote": "socket-client", "port": 1}, "needs host"),
         (UsageError, {"remote": "socket-client", "host": "here"}, "needs port"),
-        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "environment": Walk}, "server decides on environment"),
-        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "environments": [Walk]}, "server decides on environments"),
-        (UsageError, {"remote": "socket-client", "host": "h", "port": 1, "max_episode_timesteps": 3}, "max_episode_timesteps"),
+        (
+            UsageError,
+            {"remote": "socket-client", "host": "h", "port": 1, "environment": Walk},
+            "server decides on environment",
+        ),
+        (
+            UsageError,
+            {"remote": "socket-client", "host": "h", "port": 1, "environments": [Walk]},
+            "server decides on environments",
+        ),
+        (
+            UsageError,
+            {"remote": "socket-client", "host": "h", "port": 1, "max_episode_timesteps": 3},
+            "max_episode_timesteps",
+        ),
         (SpecError, {"environment": "CartPole-v11"}, "Did you mean"),
-        (SpaceError, {"environment": {"environment": Walk, "size": 3}}, "The agent does not fit the environment"),
-        (UsageError, {"environments": [Walk, {"environment": Walk, "size": 3}]}, "must have the same states and actions"),
+        (
+            SpaceError,
+            {"environment": {"environment": Walk, "size": 3}},
+            "The agent does not fit the environment",
+        ),
+        (
+            UsageError,
+            {"environments": [Walk, {"environment": Walk, "size": 3}]},
+            "must have the same states and actions",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_arguments(agent, error, arguments, message):
     Walk.made.clear()
     with pytest.raises(error, match=message):
@@ -565,18 +598,34 @@ def test_refused_arguments(agent, error, arguments, message):
         (SpecError, {"num_timesteps": 1.5}, "num_timesteps must be"),
         (SpecError, {"num_updates": True}, "num_updates must be"),
         (SpecError, {"num_episodes": 1, "batch_agent_calls": 1}, "batch_agent_calls must be True or False"),
-        (SpecError, {"num_episodes": 1, "num_sleep_secs": -1}, "num_sleep_secs must be a number of at least 0"),
+        (
+            SpecError,
+            {"num_episodes": 1, "num_sleep_secs": -1},
+            "num_sleep_secs must be a number of at least 0",
+        ),
         (SpecError, {"num_episodes": 1, "callback": 3}, "callback must be a callable"),
-        (SpecError, {"num_episodes": 1, "callback_episode_frequency": 0}, "callback_episode_frequency must be"),
-        (SpecError, {"num_episodes": 1, "callback_timestep_frequency": 0}, "callback_timestep_frequency must be"),
+        (
+            SpecError,
+            {"num_episodes": 1, "callback_episode_frequency": 0},
+            "callback_episode_frequency must be",
+        ),
+        (
+            SpecError,
+            {"num_episodes": 1, "callback_timestep_frequency": 0},
+            "callback_timestep_frequency must be",
+        ),
         (SpecError, {"num_episodes": 1, "mean_horizon": None}, "mean_horizon must be a whole number"),
         (SpecError, {"num_episodes": 1, "evaluation_callback": "x"}, "evaluation_callback must be"),
         (SpecError, {"num_episodes": 1, "save_best_agent": True}, "save_best_agent must be a directory"),
         (SpecError, {"num_episodes": 1, "save_best_agent": __file__}, "save_best_agent must be"),
-        (SpecError, {"num_episodes": 1, "evaluation_callback": lambda r: "x"}, "must return a number or None"),
+        (
+            SpecError,
+            {"num_episodes": 1, "evaluation_callback": lambda r: "x"},
+            "must return a number or None",
+        ),
         (UsageError, {"num_episodes": 1, "evaluation": True}, "is for a single environment"),
     ],
-)  # fmt: skip
+)
 def test_refused_runs(runner, error, arguments, message):
     with pytest.raises(error, match=message):
         runner.run(**{**QUIET, **arguments})
@@ -673,8 +722,13 @@ def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "text"), [({"num_episodes": 3}, "episodes 3/3"), ({"num_timesteps": 9}, "timesteps 9/9"), ({"num_updates": 2}, "updates 2/2")]
-)  # fmt: skip
+    ("limit", "text"),
+    [
+        ({"num_episodes": 3}, "episodes 3/3"),
+        ({"num_timesteps": 9}, "timesteps 9/9"),
+        ({"num_updates": 2}, "updates 2/2"),
+    ],
+)
 def test_every_limit_has_its_bar(runner, capsys, limit, text):
     runner.run(**limit, mean_horizon=2)
     line = capsys.readouterr().err

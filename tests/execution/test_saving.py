@@ -267,7 +267,8 @@ def test_what_a_run_is_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeyp
 
 
 def forced_before_named(monkeypatch):
-    """Take note, by the suffix of each file that takes the place of another, of whether it was forced to the disk before."""
+    """Take note, by the suffix of each file that takes the place of another, of whether it was forced to
+    the disk before."""
     known, found = set(), {}
     fsync, rename = os.fsync, os.replace
 

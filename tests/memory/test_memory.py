@@ -246,7 +246,8 @@ def test_stacks_come_back_exactly(replay, plan, seed, pad, longest):
 
 @pytest.mark.parametrize("replay", STACKED)
 def test_short_episodes_fill_the_frames_before_the_rows(replay):
-    # An episode of one action is two rows and k + 1 = 4 frames; 20 rows have 20 + 0 + 12 = 32 frames: 16 rows' worth.
+    # An episode of one action is two rows and k + 1 = 4 frames; 20 rows have 20 + 0 + 12 = 32 frames: 16
+    # rows' worth.
     assert replay.stacks.length == 32
     streams = [Stream(0, c, "earlier", longest=1 + 2 * c) for c in range(replay.columns)]
     plain = PlainMemory(streams, replay.length, 3, replay.stacks.length)
@@ -324,7 +325,8 @@ def test_uniform_over_columns_of_different_fill():
 
 
 def test_uniformity_fails_when_invalid_rows_count():
-    """Negative control: with every row marked valid, last observations are sampled, and the test above notices."""
+    """Negative control: with every row marked valid, last observations are sampled, and the test above
+    notices."""
     replay = Replay(27, 3)
     plain, state = filled(replay, UNEVEN)
     broken = replay.init(example())
@@ -341,7 +343,8 @@ def test_uniformity_fails_when_invalid_rows_count():
 
 
 def test_n_step_by_hand(key):
-    # Rows r = 1, 2, 4 | terminated; last observation; r = 8, 16 | truncated; last observation; r = 32, 64; gamma 1/2.
+    # Rows r = 1, 2, 4 | terminated; last observation; r = 8, 16 | truncated; last observation; r = 32, 64;
+    # gamma 1/2.
     nan = jnp.nan
     rewards = jnp.asarray([[1, 2, 4, nan, 8, 16, nan, 32, 64]], jnp.float32).T
     terminated = jnp.zeros((9, 1), bool).at[2].set(True)
@@ -369,7 +372,8 @@ def test_n_step_by_hand(key):
 
 
 def test_a_step_is_whole_with_all_its_rewards_or_up_to_the_end_of_its_episode():
-    # t: terminated, c: cut (truncated), x: a last observation; that in row 8 follows a row with neither flag, as after an interruption.
+    # t: terminated, c: cut (truncated), x: a last observation; that in row 8 follows a row with neither flag,
+    # as after an interruption.
     kinds = "..t x .c x .x ..... ".replace(" ", "")
     n, replay = 3, Replay(20)
     add, whole = jax.jit(replay.add), jax.jit(replay.whole, static_argnums=2)
@@ -564,7 +568,8 @@ def test_bytes_of_a_million_atari_rows():
     )
     frame, million = 84 * 84, 1_000_000
     replay = Replay(million, 8, frames={"screen": 4})
-    # A column has 125,000 rows, and frames for a 64th more and 4 * 4; a row has reward, mark, order, frame, action.
+    # A column has 125,000 rows, and frames for a 64th more and 4 * 4; a row has reward, mark, order, frame,
+    # action.
     frames = 8 * (125_000 + 125_000 // 64 + 16)
     assert size(replay, row) == frames * frame + million * 5 * 4 + 4 * 6 * 8
     assert size(replay, row) < 7.3e9
@@ -625,7 +630,8 @@ def test_bad_requests(key):
 
 @pytest.mark.parametrize(("longest", "held"), [(10_000, 119), (1, 65)])
 def test_a_memory_of_frames_has_begun_once_a_ring_is_full(longest, held):
-    """Not before: with long episodes that is the ring of rows, with short ones that of frames: 133, four for two rows."""
+    """Not before: with long episodes that is the ring of rows, with short ones that of frames: 133, four
+    for two rows."""
     replay = Replay(120, 1, frames={"camera": 3})
     plain = PlainMemory([Stream(0, 0, longest=longest)], replay.length, 3, replay.stacks.length)
     state = replay.init(example(stacked=True))

@@ -58,7 +58,8 @@ def test_draws_are_proportional(size, key):
 
 
 def test_small_entries_beside_a_huge_one_are_told_apart(key):
-    """Beside a weight of 2^26 a float steps by 8: without further bits 7 of 8 entries of weight 1 are never drawn."""
+    """Beside a weight of 2^26 a float steps by 8: without further bits 7 of 8 entries of weight 1 are
+    never drawn."""
     small = jnp.arange(2**14) + 1024
     tree = assign(sum_tree.init(2**15), jnp.append(small, 0), jnp.append(jnp.ones(2**14), 2.0**26))
     index = np.concatenate([draw(tree, k, 2**16)[0] for k in jax.random.split(key, 8)])
@@ -84,7 +85,10 @@ sample = jax.jit(
 
 
 def block(start, T, ends=()):
-    """`T` rows of two actors from time `start` on; id = 100 column + time. Actor 0 has invalid rows at `ends`."""
+    """`T` rows of two actors from time `start` on; id = 100 column + time.
+
+    Actor 0 has invalid rows at `ends`.
+    """
     time = jnp.arange(start, start + T + 1, dtype=jnp.int32)
     ids = jnp.stack([time, time + 100], axis=1)
     no = jnp.zeros((T, 2), bool)
@@ -123,7 +127,8 @@ def test_probabilities_and_weights(state, key):
     counts, batch = counted(state, key, beta=0.5)
     for i, weight in weights.items():
         assert abs(counts[i] - 1000 * weight / 13) <= 2
-    # (size P)^-beta over the largest, that of weight 1: the size and the 13 drop out, (weight / 1)^-1/2 stays.
+    # (size P)^-beta over the largest, that of weight 1: the size and the 13 drop out, (weight / 1)^-1/2
+    # stays.
     expected = [weights[i] ** -0.5 for i in batch.observation["id"].tolist()]
     np.testing.assert_allclose(batch.weight, expected, rtol=1e-5)
 
@@ -143,7 +148,8 @@ def test_new_rows_get_the_highest_so_far(state, key):
     state = update(state, index(0, 2), jnp.asarray([8.0, 2]), 1.0)
     state = update(state, index(0), jnp.asarray([3.0]), 1.0)  # the highest stays 8
     state = add(state, block(5, 1))
-    # Weights: 0 -> 3, 2 -> 2, 3 -> 1, 100 to 103 -> 1, and row 4 of both columns is followed now -> 8: in all 26.
+    # Weights: 0 -> 3, 2 -> 2, 3 -> 1, 100 to 103 -> 1, and row 4 of both columns is followed now -> 8: in all
+    # 26.
     counts, _ = counted(state, key)
     expected = {0: 3, 2: 2, 3: 1, 100: 1, 101: 1, 102: 1, 103: 1, 4: 8, 104: 8}
     assert set(counts) == set(expected)

@@ -1,4 +1,5 @@
-"""Networks from .cfg files: the grammar and its errors, the models that files describe, the files that come along."""
+"""Networks from .cfg files: the grammar and its errors, the models that files describe, the files that
+come along."""
 
 import json
 import re
@@ -166,7 +167,8 @@ def test_without_a_common_layer_each_output_has_a_tower_of_its_own():
 
 def test_zero_and_false_are_no():
     for no in ("0", "false", "No"):
-        text = f"[dense-0]\nunits=3\ncommon={no}\noutput={no}\n[dense-1]\nunits=4\ncommon={no}\n[dense-2]\noutput=1"
+        text = f"[dense-0]\nunits=3\ncommon={no}\noutput={no}\n[dense-1]\nunits=4\ncommon={no}\n"
+        text += "[dense-2]\noutput=1"
         found = model(text, [2], (5,))
         assert len(found.outputs) == 1
         assert found.layers[-1].kernel.shape == (4, 2)
@@ -254,7 +256,8 @@ def test_initializers(name):
 
 
 def test_weights_are_a_function_of_the_seed():
-    text = "[dense-0]\nunits=4\n[dense-1]\nunits=4\n[dense-2]\nunits=4\ninitializer=orthogonal\n[dense-3]\noutput=1"
+    text = "[dense-0]\nunits=4\n[dense-1]\nunits=4\n[dense-2]\nunits=4\ninitializer=orthogonal\n"
+    text += "[dense-3]\noutput=1"
     one, same, other = (model(text, [4], (4,), seed).get_weights()[::2] for seed in (1, 1, 2))
     for a, b, c in zip(one, same, other, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -451,7 +454,8 @@ def test_vectors_are_joined_and_choices_are_one_hot(tmp_path):
 
 
 def test_vectors_join_an_image_where_it_has_become_one(tmp_path):
-    """Weights and biases 1 but for the first dense layer's, which weighs the pixel 1, a 10 and b, one-hot, 100 and 1000."""
+    """Weights and biases 1 but for the first dense layer's, which weighs the pixel 1, a 10 and b, one-hot,
+    100 and 1000."""
     text = "[convolutional]\nfilters=1\nsize=2\n[flatten]\n[dense-0]\nunits=1\n[dense-1]\noutput=1"
     path = write(tmp_path, text)
     inputs = {"a": Leaf("float"), "eye": Leaf("float", (2, 2, 1)), "b": Leaf("int", num_values=2)}
@@ -719,7 +723,8 @@ def test_old_import_paths_stand_and_load_nothing():
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'jax', 'keras', 'gymnasium', 'numpy'}))\n"
         "from operant.utils.common import ModelReader, create_envs, plot_history\n"
         "from operant.utils.buffers import ReplayBuffer1, ReplayBuffer2\n"
-        "print(ModelReader is operant.ModelReader, create_envs.__module__, ReplayBuffer2.__module__, plot_history.__name__)\n"
+        "print(ModelReader is operant.ModelReader, create_envs.__module__, ReplayBuffer2.__module__, "
+        "plot_history.__name__)\n"
         "print('create_envs' in dir(common), hasattr(common, 'other'), common.__all__)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -735,7 +740,8 @@ def test_old_import_paths_stand_and_load_nothing():
 
 @pytest.mark.slow
 def test_a_file_and_its_keras_model_train_alike(tmp_path):
-    """The file of an agent and the Keras model made of it: the same parameters, and the same step from equal ones."""
+    """The file of an agent and the Keras model made of it: the same parameters, and the same step from
+    equal ones."""
     from operant.agents.base.learner import Learner
 
     text = "[dense-0]\nunits=4\nactivation=tanh\ncommon=1\n[dense-1]\noutput=1\n[dense-2]\noutput=1"

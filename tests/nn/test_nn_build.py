@@ -1,4 +1,5 @@
-"""Building: 'auto', inputs of every kind, towers, whole Keras models, files, specifications and their errors."""
+"""Building: 'auto', inputs of every kind, towers, whole Keras models, files, specifications and their
+errors."""
 
 import json
 
@@ -48,18 +49,35 @@ def test_counts_may_be_written_as_floats():
     for given, same in [
         ([8.0, 5.0], [8, 5]),
         ({"type": "auto", "size": [8.0, 5.0]}, [8, 5]),
-        ({"type": "auto", "size": 8.0, "depth": 1.0, "rnn": 4.0}, {"type": "auto", "size": 8, "depth": 1, "rnn": 4}),
-        ([{"type": "dense", "size": 8.0}, {"type": "gru", "size": 5.0, "horizon": 4.0}],
-         [{"type": "dense", "size": 8}, {"type": "gru", "size": 5, "horizon": 4}]),
-        ([{"type": "retrieve", "tensors": ["state"], "axis": 0.0}, {"type": "reshape", "shape": [3.0, 1.0]},
-          {"type": "conv1d", "size": 4.0, "window": 2.0, "stride": [1.0]},
-          {"type": "pool1d", "reduction": "max", "window": 2.0}, {"type": "group_normalization", "groups": 2.0},
-          {"type": "attention", "size": 4.0, "heads": 2.0}, "flatten"],
-         [{"type": "retrieve", "tensors": ["state"], "axis": 0}, {"type": "reshape", "shape": [3, 1]},
-          {"type": "conv1d", "size": 4, "window": 2, "stride": [1]},
-          {"type": "pool1d", "reduction": "max", "window": 2}, {"type": "group_normalization", "groups": 2},
-          {"type": "attention", "size": 4, "heads": 2}, "flatten"]),
-    ]:  # fmt: skip
+        (
+            {"type": "auto", "size": 8.0, "depth": 1.0, "rnn": 4.0},
+            {"type": "auto", "size": 8, "depth": 1, "rnn": 4},
+        ),
+        (
+            [{"type": "dense", "size": 8.0}, {"type": "gru", "size": 5.0, "horizon": 4.0}],
+            [{"type": "dense", "size": 8}, {"type": "gru", "size": 5, "horizon": 4}],
+        ),
+        (
+            [
+                {"type": "retrieve", "tensors": ["state"], "axis": 0.0},
+                {"type": "reshape", "shape": [3.0, 1.0]},
+                {"type": "conv1d", "size": 4.0, "window": 2.0, "stride": [1.0]},
+                {"type": "pool1d", "reduction": "max", "window": 2.0},
+                {"type": "group_normalization", "groups": 2.0},
+                {"type": "attention", "size": 4.0, "heads": 2.0},
+                "flatten",
+            ],
+            [
+                {"type": "retrieve", "tensors": ["state"], "axis": 0},
+                {"type": "reshape", "shape": [3, 1]},
+                {"type": "conv1d", "size": 4, "window": 2, "stride": [1]},
+                {"type": "pool1d", "reduction": "max", "window": 2},
+                {"type": "group_normalization", "groups": 2},
+                {"type": "attention", "size": 4, "heads": 2},
+                "flatten",
+            ],
+        ),
+    ]:
         model, like = build(given, VECTOR, Q), build(same, VECTOR, Q)
         assert kernels(model) == kernels(like)
         assert json.dumps(model.spec) == json.dumps(like.spec)  # 8 is not 8.0
@@ -319,7 +337,8 @@ def test_keras_model_reinitialised(whole):
 
 
 def normalizing(**arguments):
-    """Return a Keras model whose input is standardised by numbers that its layer learned from data, and that layer."""
+    """Return a Keras model whose input is standardised by numbers that its layer learned from data, and
+    that layer."""
     k = keras()
     first, x = k.layers.Normalization(), k.Input((3,))
     first.adapt(np.asarray([[4.0, 0.0, 9.0], [6.0, 8.0, 9.5]], np.float32))
@@ -462,7 +481,10 @@ def test_subclassed_model():
 def test_keras_models_that_do_not_fit(whole):
     with pytest.raises(
         SpecError,
-        match=r"one output per head, in this order: logits \(2,\). Received: 2 output\(s\) of shape \(2,\), \(1,\)",
+        match=(
+            r"one output per head, in this order: logits \(2,\). Received: 2 output\(s\) of shape \(2,\), "
+            r"\(1,\)"
+        ),
     ):
         build(whole, VECTOR, {"logits": Head((2,))})
     with pytest.raises(
@@ -520,7 +542,8 @@ def test_json_files(tmp_path):
 
 
 def foreign(package):
-    """Return what a network of another library looks like: an object, its class, and a function that returns it."""
+    """Return what a network of another library looks like: an object, its class, and a function that
+    returns it."""
     base = type("Module", (), {"__module__": package, "__call__": lambda self, inputs: inputs})
     own = type("Net", (base,), {"__module__": "my_program"})
     return own(), own, lambda: own()
@@ -546,7 +569,8 @@ def foreign(package):
         *(
             (
                 {key: [64] for key in names},
-                rf"needs a 'type'. Received the keys: {', '.join(names)}. Give a list of widths, .* separate=True",
+                rf"needs a 'type'. Received the keys: {', '.join(names)}. Give a list of widths, .* "
+                r"separate=True",
             )
             for names in (("pi", "vf"), ("pi", "qf"))
         ),

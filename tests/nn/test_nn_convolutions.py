@@ -1,4 +1,5 @@
-"""Convolutions with gradients of their own: against Keras's and XLA's, all derivatives, and that no slow form is left in a gradient."""
+"""Convolutions with gradients of their own: against Keras's and XLA's, all derivatives, and that no slow
+form is left in a gradient."""
 
 from __future__ import annotations
 

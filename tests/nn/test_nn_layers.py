@@ -223,42 +223,140 @@ def test_keras_layers_as_objects_and_classes():
     ("network", "shape", "message"),
     [
         (["dens"], (3,), r"network\[0\]: Unknown layer 'dens'. Did you mean 'dense'"),
-        (["flatten", {"type": "dense", "sise": 3}], (3,), r"network\[1\]: dense takes no argument 'sise'. Did you mean 'size'"),
+        (
+            ["flatten", {"type": "dense", "sise": 3}],
+            (3,),
+            r"network\[1\]: dense takes no argument 'sise'. Did you mean 'size'",
+        ),
         ([{"type": "dense"}], (3,), r"network\[0\]: dense requires the argument 'size'"),
-        ([{"type": "dense", "size": 2.5}], (3,), r"network\[0\]: size must be a whole number of at least 1. Received: size=2.5"),
-        ([{"type": "dense", "size": 2, "activation": "rellu"}], (3,), r"network\[0\]: Unknown activation 'rellu'. Did you mean 'relu'"),
-        ([{"type": "dense", "size": 2, "dropout": 1.0}], (3,), r"dropout must be at least 0 and below 1. Received: dropout=1.0"),
-        ([{"type": "conv2d", "size": 2, "padding": "sane"}], (9, 9, 1), r"padding must be one of 'same', 'valid'.*Did you mean 'same'"),
-        (["flatten", {"type": "conv2d", "size": 2}], (9, 9, 1), r"network\[1\] \(conv2d\) needs an input of shape \[height, width, channels\]. Received: shape \(81,\)"),
-        ([{"type": "dense", "size": 2}], (9, 9, 1), r"network\[0\] \(dense\) needs an input of shape \[features\]. Received: shape \(9, 9, 1\). Put a flatten"),
-        ([{"type": "conv2d", "size": 2, "window": 5, "padding": "valid"}], (3, 3, 1), r"network\[0\] \(conv2d\) does not take an input of shape \(3, 3, 1\)"),
+        (
+            [{"type": "dense", "size": 2.5}],
+            (3,),
+            r"network\[0\]: size must be a whole number of at least 1. Received: size=2.5",
+        ),
+        (
+            [{"type": "dense", "size": 2, "activation": "rellu"}],
+            (3,),
+            r"network\[0\]: Unknown activation 'rellu'. Did you mean 'relu'",
+        ),
+        (
+            [{"type": "dense", "size": 2, "dropout": 1.0}],
+            (3,),
+            r"dropout must be at least 0 and below 1. Received: dropout=1.0",
+        ),
+        (
+            [{"type": "conv2d", "size": 2, "padding": "sane"}],
+            (9, 9, 1),
+            r"padding must be one of 'same', 'valid'.*Did you mean 'same'",
+        ),
+        (
+            ["flatten", {"type": "conv2d", "size": 2}],
+            (9, 9, 1),
+            r"network\[1\] \(conv2d\) needs an input of shape \[height, width, channels\]. Received: shape "
+            r"\(81,\)",
+        ),
+        (
+            [{"type": "dense", "size": 2}],
+            (9, 9, 1),
+            r"network\[0\] \(dense\) needs an input of shape \[features\]. Received: shape \(9, 9, 1\). Put "
+            r"a flatten",
+        ),
+        (
+            [{"type": "conv2d", "size": 2, "window": 5, "padding": "valid"}],
+            (3, 3, 1),
+            r"network\[0\] \(conv2d\) does not take an input of shape \(3, 3, 1\)",
+        ),
         ([{"type": "conv2d", "size": 2}], (9, 9, 1), r"must end in one vector. Received: shape \(9, 9, 2\)"),
-        ([[{"type": "register", "tensor": "a"}], [{"type": "retrieve", "tensors": "b"}]], (3,), r"network\[1\]\[0\] \(retrieve\): There is no tensor named 'b'"),
+        (
+            [[{"type": "register", "tensor": "a"}], [{"type": "retrieve", "tensors": "b"}]],
+            (3,),
+            r"network\[1\]\[0\] \(retrieve\): There is no tensor named 'b'",
+        ),
         ([{"type": "register", "tensor": "state"}], (3,), "There already is a tensor named 'state'"),
-        ([{"type": "embedding", "size": 2}], (3,), "embedding needs a component of type 'int' with num_values"),
-        ([{"type": "block", "layers": [{"type": "retrieve", "tensors": "state"}]}], (3,), r"network\[0\]: A block holds no register"),
-        ([{"type": "group_normalization", "groups": 3}], (9, 4), r"groups must divide the 4 channels. Received: groups=3"),
-        ([{"type": "attention", "size": 5, "heads": 2}], (9, 4), r"heads must divide size. Received: heads=2, size=5"),
-        ([{"type": "attention", "size": 4}], (9,), r"\(attention\) needs an input of shape \[length, channels\] or \[height"),
-        ([{"type": "keras", "layer": "Dens", "units": 2}], (3,), r"network\[0\]: Keras has no layer 'Dens'. Did you mean 'Dense'"),
-        ([{"type": "keras", "layer": "Dense", "unit": 2}], (3,), r"network\[0\]: The Keras layer Dense refuses its arguments"),
+        (
+            [{"type": "embedding", "size": 2}],
+            (3,),
+            "embedding needs a component of type 'int' with num_values",
+        ),
+        (
+            [{"type": "block", "layers": [{"type": "retrieve", "tensors": "state"}]}],
+            (3,),
+            r"network\[0\]: A block holds no register",
+        ),
+        (
+            [{"type": "group_normalization", "groups": 3}],
+            (9, 4),
+            r"groups must divide the 4 channels. Received: groups=3",
+        ),
+        (
+            [{"type": "attention", "size": 5, "heads": 2}],
+            (9, 4),
+            r"heads must divide size. Received: heads=2, size=5",
+        ),
+        (
+            [{"type": "attention", "size": 4}],
+            (9,),
+            r"\(attention\) needs an input of shape \[length, channels\] or \[height",
+        ),
+        (
+            [{"type": "keras", "layer": "Dens", "units": 2}],
+            (3,),
+            r"network\[0\]: Keras has no layer 'Dens'. Did you mean 'Dense'",
+        ),
+        (
+            [{"type": "keras", "layer": "Dense", "unit": 2}],
+            (3,),
+            r"network\[0\]: The Keras layer Dense refuses its arguments",
+        ),
         ([{"type": "keras", "layer": "Lambda", "function": abs}], (3,), "Lambda layers cannot be saved"),
         ([lambda x: x], (3,), r"network\[0\]: <lambda> is no layer"),
-        ([{"type": "dropout", "rate": "a"}], (3,), r"network\[0\]: rate must be a number. Received: rate='a'"),
-        ([{"type": "dropout", "rate": None}], (3,), r"network\[0\]: rate must be a number. Received: rate=None"),
-        ([{"type": "dense", "size": 2, "dropout": "x"}], (3,), r"dropout must be a number. Received: dropout='x'"),
-        ([{"type": "lstm", "size": 2, "bias": "yes"}], (3,), r"bias must be True or False. Received: bias='yes'"),
+        (
+            [{"type": "dropout", "rate": "a"}],
+            (3,),
+            r"network\[0\]: rate must be a number. Received: rate='a'",
+        ),
+        (
+            [{"type": "dropout", "rate": None}],
+            (3,),
+            r"network\[0\]: rate must be a number. Received: rate=None",
+        ),
+        (
+            [{"type": "dense", "size": 2, "dropout": "x"}],
+            (3,),
+            r"dropout must be a number. Received: dropout='x'",
+        ),
+        (
+            [{"type": "lstm", "size": 2, "bias": "yes"}],
+            (3,),
+            r"bias must be True or False. Received: bias='yes'",
+        ),
         ([{"type": "register", "tensor": 5}], (3,), r"tensor must be a string. Received: tensor=5"),
-        ([{"type": "retrieve", "tensors": "state", "axis": "a"}], (3,), r"axis must be a whole number. Received: axis='a'"),
+        (
+            [{"type": "retrieve", "tensors": "state", "axis": "a"}],
+            (3,),
+            r"axis must be a whole number. Received: axis='a'",
+        ),
         ([{"type": "block", "layers": 5}], (3,), r"layers must be a list of layers. Received: layers=5"),
         ([{"type": "clipping", "lower": "a"}], (3,), r"lower must be a number. Received: lower='a'"),
-        ([{"type": "clipping", "lower": 5, "upper": -5}], (3,), r"lower must be below upper -5. Received: lower=5"),
+        (
+            [{"type": "clipping", "lower": 5, "upper": -5}],
+            (3,),
+            r"lower must be below upper -5. Received: lower=5",
+        ),
         ([{"type": "clipping"}], (3,), r"clipping needs lower, upper or both"),
-        ("lstm", (3,), r"'lstm' is a layer, not a network. Give a list of layers: \[\{'type': 'lstm', ...\}\]"),
+        (
+            "lstm",
+            (3,),
+            r"'lstm' is a layer, not a network. Give a list of layers: \[\{'type': 'lstm', ...\}\]",
+        ),
         ({"type": "auto", "rnn": "yes"}, (3,), r"rnn must be True, False, or the horizon"),
-        ([{"type": "dense", "size": 2, "name": "a"}, {"type": "dense", "size": 2, "name": "a"}], (3,), "'a' is given to two layers"),
+        (
+            [{"type": "dense", "size": 2, "name": "a"}, {"type": "dense", "size": 2, "name": "a"}],
+            (3,),
+            "'a' is given to two layers",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_place(network, shape, message):
     with pytest.raises(SpecError, match=message):
         build(network, one(shape), {"q": Head((1,))})

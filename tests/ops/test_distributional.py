@@ -40,7 +40,8 @@ def test_projection_by_hand(case):
 
 
 def projected_slowly(position, weight, low, high, atoms):
-    """Algorithm 1 of Bellemare et al. 2017, with the case of a position that falls on an atom, which it leaves out."""
+    """Algorithm 1 of Bellemare et al. 2017, with the case of a position that falls on an atom, which it
+    leaves out."""
     found, gap = np.zeros(atoms), (high - low) / (atoms - 1)
     for z, p in zip(position, weight, strict=True):
         b = (min(max(z, low), high) - low) / gap

@@ -125,7 +125,8 @@ def test_a_column_is_not_broadcast_against_a_row():
 
 
 def test_a_row_far_from_the_old_policy_spoils_no_gradient():
-    """Neither one whose ratio is clipped nor one that does not count, though their ratios are infinite in float32."""
+    """Neither one whose ratio is clipped nor one that does not count, though their ratios are infinite in
+    float32."""
 
     def loss(log_ratio):
         each = losses.clipped_surrogate(log_ratio, f32(1, 1, -1), clip=0.2)

@@ -85,7 +85,10 @@ def test_max_norm_bounds_the_norm_over_all_leaves():
 
 
 def test_the_whole_norm_is_bounded_before_any_other_bound():
-    """(30, 40) is cut to the norm 5, (3, 4), and then number by number to 3.5; the other way round (3.5, 3.5) would stay."""
+    """(30, 40) is cut to the norm 5, (3, 4), and then number by number to 3.5.
+
+    The other way round (3.5, 3.5) would stay.
+    """
     params, grads = {"a": jnp.zeros(2)}, {"a": jnp.asarray([30.0, 40.0])}
     optimizer = optimise.optimizer({"type": "sgd", "clipvalue": 3.5}, 1.0, max_norm=5.0)
     new, _, _ = optimise.apply(optimizer, params, optimizer.init(params), grads)

@@ -22,7 +22,8 @@ def orders(n, count, make=prng.permutation):
 
 
 def p_values(drawn):
-    """Chi-square tests of where each number lands, of the step between neighbours, and of inversions of neighbours."""
+    """Chi-square tests of where each number lands, of the step between neighbours, and of inversions of
+    neighbours."""
     count, n = drawn.shape
     cells = np.zeros((n, n))
     np.add.at(cells, (np.arange(n), drawn), 1)

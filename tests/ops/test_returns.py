@@ -87,7 +87,8 @@ def slow_n_step(s, gamma, n_steps):
 
 
 def slow_lambda(s, gamma, lambda_):
-    """Mix the n-step returns: (1 - λ) Σ λ^(n-1) G⁽ⁿ⁾ + λ^(last-1) G⁽last⁾ (Sutton and Barto 2018, equation 12.3)."""
+    """Mix the n-step returns: (1 - λ) Σ λ^(n-1) G⁽ⁿ⁾ + λ^(last-1) G⁽last⁾ (Sutton and Barto 2018, equation
+    12.3)."""
     n_step = [slow_n_step(s, gamma, k) for k in range(1, T + 1)]
     g = np.zeros((T, N))
     for n in range(N):
@@ -102,7 +103,8 @@ def slow_lambda(s, gamma, lambda_):
 
 
 def slow_correction(s, gamma, weigh, trace):
-    """Σ over later rows of gamma^k (product of traces) weigh * error: the sums of Retrace and V-trace as printed."""
+    """Σ over later rows of gamma^k (product of traces) weigh * error: the sums of Retrace and V-trace as
+    printed."""
     total = np.zeros((T, N))
     for n in range(N):
         for rows, bootstrap in episodes(s, n):
@@ -120,8 +122,9 @@ gammas, lambdas = st.sampled_from([0.0, 0.9, 1.0]), st.sampled_from([0.0, 0.7, 1
 
 
 def test_n_step_sums_golden():
-    # gamma 0.5: 1 + 0.5*2 + 0.25*4 = 3, discount 0.125 after three rows; 1 + 0.5*2 = 2 before an unknown row, 0.25;
-    # the same with a termination on the last row known, 0; on a later row, no matter; nothing known, 0 rows
+    # gamma 0.5: 1 + 0.5*2 + 0.25*4 = 3, discount 0.125 after three rows; 1 + 0.5*2 = 2 before an unknown row,
+    # 0.25; the same with a termination on the last row known, 0; on a later row, no matter; nothing known, 0
+    # rows
     T, F = True, False
     total, discount, length = returns.n_step_sums(
         jnp.broadcast_to(f32(1, 2, 4), (5, 3)),
@@ -177,7 +180,7 @@ def test_retrace_golden():
 
 def test_vtrace_golden():
     # gamma 0.5, rho = 2, 0.5 (clipped 1, 0.5), v = 1, 2, 4, r = 1, 1
-    # delta_1 = 0.5*(1 + 2 - 2) = 0.5   vs_1 = 2.5     delta_0 = 1 + 1 - 1 = 1   vs_0 = 1 + 1 + 0.5*1*0.5 = 2.25
+    # delta_1 = 0.5*(1 + 2 - 2) = 0.5 vs_1 = 2.5 delta_0 = 1 + 1 - 1 = 1 vs_0 = 1 + 1 + 0.5*1*0.5 = 2.25
     # advantage_1 = 0.5*(1 + 0.5*4 - 2) = 0.5          advantage_0 = 1*(1 + 0.5*2.5 - 1) = 1.25
     args = f32(1, 2, 4), f32(1, 1), f32(0.5, 0.5), f32(2, 0.5), f32(1, 1)
     targets, advantage = returns.vtrace(*args)

@@ -51,8 +51,9 @@ def test_integers_are_taken_as_numbers():
 
 
 def test_far_beyond_the_float32_integers():
-    # 10^8 rows of mean 1 and variance 1, then 100,000 rows of value 2, eight at a time. A block moves the mean by
-    # 8e-8, less than a float32's step of 1.2e-7 at 1: only what is kept beside it makes the sum right.
+    # 10^8 rows of mean 1 and variance 1, then 100,000 rows of value 2, eight at a time. A block moves the
+    # mean by 8e-8, less than a float32's step of 1.2e-7 at 1: only what is kept beside it makes the sum
+    # right.
     start = statistics.init(())._replace(rows=jnp.int32(10**8), mean=f32(1.0), var=f32(1.0))
     x, valid = jnp.full((8,), 2.0), jnp.ones(8, bool)
 
@@ -158,7 +159,8 @@ def test_scaled_rewards_do_not_depend_on_the_cut_into_blocks():
 
 
 def test_scaled_rewards_have_a_bound_fresh_and_replayed():
-    """Among a thousand zeros one reward has a deviation of 1 / √1001: it is worth 31.6 of them, and cut to the bound."""
+    """Among a thousand zeros one reward has a deviation of 1 / √1001: it is worth 31.6 of them, and cut to
+    the bound."""
     reward, valid = jnp.zeros((1001, 1)).at[1000].set(1.0), jnp.ones((1001, 1), bool)
     for clip, expected in ((10.0, 10.0), (3.0, 3.0), (40.0, np.sqrt(1001.0))):
         for sign in (1.0, -1.0):
@@ -179,7 +181,10 @@ def test_a_return_starts_anew_behind_a_row_without_action_flagged_or_not():
 
 
 def test_columns_belong_to_their_actors_whatever_the_block_makes_of_them():
-    """Two columns of actor 1 follow one another, one is nobody's; the same rows one after the other give the same."""
+    """Two columns of actor 1 follow one another, one is nobody's.
+
+    The same rows one after the other give the same.
+    """
     reward, ended, valid = stream(3, T=6, N=4)
     columns = jnp.asarray([1, 0, 1, 3], jnp.int32)
     valid = valid.at[:, 3].set(False)  # nobody's

@@ -41,7 +41,10 @@ MATRIX, RIGHT = ((4.0, 1.0), (1.0, 3.0)), (1.0, 2.0)
 
 
 def test_conjugate_gradient_by_hand():
-    """b·b = 5, A b = (6, 7), b·A b = 20: x = b / 4 and the residual (-1/2, 1/4); then the solution (1, 7) / 11."""
+    """b·b = 5, A b = (6, 7), b·A b = 20: x = b / 4 and the residual (-1/2, 1/4).
+
+    Then the solution (1, 7) / 11.
+    """
     one = conjugate_gradient(times(MATRIX), f32(*RIGHT), iterations=1)
     np.testing.assert_allclose(one.x, [0.25, 0.5], rtol=1e-6)
     two = conjugate_gradient(times(MATRIX), f32(*RIGHT), iterations=2)
@@ -180,7 +183,8 @@ def test_line_search_that_refuses_all_stays_bit_for_bit(step):
 
 
 def test_line_search_keeps_the_divergence_where_the_quadratic_model_breaks_it():
-    """A rare choice, logit -6: F = p (1 - p) = 0.0025, so δ = 0.1 asks for a step of 9, whose true divergence is 3."""
+    """A rare choice, logit -6: F = p (1 - p) = 0.0025, so δ = 0.1 asks for a step of 9, whose true
+    divergence is 3."""
     start, max_kl = f32(-6), 0.1
 
     def kl(logit):

@@ -329,7 +329,8 @@ def changed(path, value):
         ),
         (
             changed(("camera", "left"), np.zeros((2, 2, 4))),
-            r"'camera/left' must be a number of an integer dtype \(stored as uint8\). Received: dtype float64",
+            r"'camera/left' must be a number of an integer dtype \(stored as uint8\). Received: dtype "
+            r"float64",
         ),
     ],
 )
@@ -527,7 +528,8 @@ def test_more_faults_of_spaces():
     ],
 )
 def test_what_is_called_a_mask_fits_an_action(mask, action, message):
-    """It was an ordinary state before, and forbidden actions were taken without a word, or JAX complained of shapes."""
+    """It was an ordinary state before, and forbidden actions were taken without a word, or JAX complained
+    of shapes."""
     observation = gym.Dict({"x": gym.Box(-1, 1, (2,)), "action_mask": mask})
     with pytest.raises(SpaceError, match=message):
         from_gymnasium(observation, action)
@@ -883,14 +885,23 @@ def test_faults_of_gymnasium_spaces(observation, action, options, message):
 def test_faults_within_gymnasium_spaces_say_where():
     empty, large = gym.Box(-1.0, 1.0, (0,)), gym.Discrete(2**40)
     for observation, action, message in (
-        (empty, gym.Discrete(2), r"^The state space Box\(.*\): shape must be made of whole numbers of at least 1. Received: shape=\(0,\)"),
+        (
+            empty,
+            gym.Discrete(2),
+            r"^The state space Box\(.*\): shape must be made of whole numbers of at least 1. Received: "
+            r"shape=\(0,\)",
+        ),
         (BOX, gym.Dict(a=gym.Tuple([empty])), r"^The action space 'a/0' Box\(.*: shape must be"),
-        (BOX, large, r"^The action space Discrete\(1099511627776\): num_values must be small enough for dtype int32"),
+        (
+            BOX,
+            large,
+            r"^The action space Discrete\(1099511627776\): num_values must be small enough for dtype int32",
+        ),
         (large, BOX, "^The state space Discrete"),
         (gym.Dict(), BOX, r"^The observation space must have an entry\. Received: Dict\(\)"),
         (gym.Dict(a=gym.Tuple([])), BOX, "^The observation space must have an entry"),
         (BOX, gym.Tuple([]), r"^The action space must have an entry\. Received: Tuple\(\)"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(SpecError, match=message):
             from_gymnasium(observation, action)
 
@@ -1049,8 +1060,16 @@ def test_jax_is_never_imported(code, loaded):
 @pytest.mark.parametrize(
     ("space", "value", "message"),
     [
-        (gym.Box(0, 255, (2,), np.uint8), np.array([0.5, 1.0]), r"numbers of type uint8\. Received: dtype float64, from 0\.5 to 1\.0"),
-        (gym.Box(0, 255, (2,), np.uint8), np.array([1, 300]), r"numbers of type uint8\. Received: dtype int64, from 1 to 300"),
+        (
+            gym.Box(0, 255, (2,), np.uint8),
+            np.array([0.5, 1.0]),
+            r"numbers of type uint8\. Received: dtype float64, from 0\.5 to 1\.0",
+        ),
+        (
+            gym.Box(0, 255, (2,), np.uint8),
+            np.array([1, 300]),
+            r"numbers of type uint8\. Received: dtype int64, from 1 to 300",
+        ),
         (gym.Box(0, 255, (2,), np.uint8), np.array([1, -1]), "numbers of type uint8"),
         (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, np.nan]), "numbers of type uint8"),
         (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, 254.0]), None),
@@ -1066,7 +1085,7 @@ def test_jax_is_never_imported(code, loaded):
         (gym.Box(-1, 1, (2,)), [0, 1], None),
         (gym.Dict(a=gym.Tuple([gym.Discrete(3), gym.Discrete(3)])), {"a": (1, 0.5)}, "'a/1' must be numbers"),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_would_be_changed_are_refused(space, value, message):
     codec = from_gymnasium(space, gym.Discrete(2))[1].observation
     if message is None:

@@ -276,7 +276,8 @@ def test_plain_writes_what_describes_itself(tmp_path):
         ({"type": "polynomial", "power": 0}, "power must be above 0. Received: power=0."),
         (
             {"warmup": 1},
-            "warmup must be left out of a schedule of type 'linear'. Received: warmup=1. Only 'cosine' has one.",
+            "warmup must be left out of a schedule of type 'linear'. Received: warmup=1. Only 'cosine' has "
+            "one.",
         ),
         (
             {"type": "cosine", "steps": 9, "warmup": 9},
@@ -294,7 +295,8 @@ def test_plain_writes_what_describes_itself(tmp_path):
         *(
             (
                 {"type": "piecewise", "boundaries": steps, "values": (0.1, 0.2)},
-                f"boundaries must be 2 increasing whole numbers of at least 0, as many as values. Received: boundaries={steps!r}.",
+                "boundaries must be 2 increasing whole numbers of at least 0, as many as values. Received: "
+                f"boundaries={steps!r}.",
             )
             for steps in [(5, 2), (2, 2), (2,), (2.5, 3), 7, (-5, 3)]
         ),
@@ -501,7 +503,8 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
         (
             "fractions.Fractoin",
             {},
-            "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute 'Fractoin' "
+            "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute "
+            "'Fractoin' "
             f"({fractions.__file__}). Did you mean 'Fraction'?",
         ),
         ("none.json", {}, "The layer file 'none.json' does not exist."),

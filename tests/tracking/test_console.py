@@ -41,7 +41,8 @@ def test_documented_line():
     )
     assert shown[0] == "Best reward updated: - -> 25.5"
     assert shown[2] == (
-        "time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: 25.5"
+        "time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: "
+        "25.5"
     )
     assert "speed: 57 steps/s, mean reward: 12.35," in shown[1]  # 120 / 2.1 = 57.1
     assert len(shown) == 3

@@ -101,11 +101,22 @@ def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("h.csv", "history_checkpoint must be a path that ends with .parquet. Received: history_checkpoint='h.csv'."),
-        ("file/h.parquet", "history_checkpoint must be in a folder: 'file' is a file. Received: history_checkpoint='file/h.parquet'."),
-        ("file.parquet", "Received: history_checkpoint='file.parquet'. Give another path: operant makes a folder"),
+        (
+            "h.csv",
+            "history_checkpoint must be a path that ends with .parquet. Received: "
+            "history_checkpoint='h.csv'.",
+        ),
+        (
+            "file/h.parquet",
+            "history_checkpoint must be in a folder: 'file' is a file. Received: "
+            "history_checkpoint='file/h.parquet'.",
+        ),
+        (
+            "file.parquet",
+            "Received: history_checkpoint='file.parquet'. Give another path: operant makes a folder",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_history_that_is_refused_leaves_no_run_behind(path, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write("h.parquet")
@@ -123,9 +134,14 @@ def test_fit_counts_on_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write("h.parquet")
     agent = PPO(
-        [gymnasium.make("CartPole-v1")], n_steps=8, mini_batches=2, history_checkpoint="h.parquet", quiet=True, seed=0,
+        [gymnasium.make("CartPole-v1")],
+        n_steps=8,
+        mini_batches=2,
+        history_checkpoint="h.parquet",
+        quiet=True,
+        seed=0,
         model=[{"type": "dense", "size": 8}],
-    )  # fmt: skip
+    )
     agent.fit(max_steps=1100)
     steps = agent.steps
     assert 1100 <= steps < 1120 and agent.games > 2 and agent.best_reward >= 60.0

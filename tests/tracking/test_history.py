@@ -81,7 +81,10 @@ def test_any_batches_in_any_parts_with_a_restart(tmp_path_factory, batches, part
     part_rows=st.integers(1, 12),
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path_factory, first, resumed, part_rows):
-    """The run was at episode `first` when it died; its last checkpoint is of the step of episode `resumed`."""
+    """The run was at episode `first` when it died.
+
+    Its last checkpoint is of the step of episode `resumed`.
+    """
     resumed = min(first, resumed)
     path = tmp_path_factory.mktemp("run") / "h.parquet"
     history = History(path, part_rows=part_rows)
@@ -151,16 +154,19 @@ def test_a_folder_that_was_removed_is_made_anew(tmp_path):
 
 
 def test_killed_while_writing(tmp_path):
-    """What was flushed is there; the temporary file of a killed write is not read, and goes at the next start."""
+    """What was flushed is there.
+
+    The temporary file of a killed write is not read, and goes at the next start.
+    """
     path = tmp_path / "h.parquet"
     program = f"""
 import os, sys
 sys.path.insert(0, {str(tmp_path.parent)!r})
-from operant.tracking import Episode, History
+from operant.tracking import EpisodeRecord, History
 h = History({str(path)!r}, flush_rows=1)
-h.episodes([Episode(10, 0.1, 0.0, 10, 0, 0.0, 4.0), Episode(20, 0.2, 1.0, 10, 1, 1.0, 4.0)])
+h.episodes([EpisodeRecord(10, 0.1, 0.0, 10, 0, 0.0, 4.0), EpisodeRecord(20, 0.2, 1.0, 10, 1, 1.0, 4.0)])
 os.replace = lambda a, b: os._exit(9)
-h.episodes([Episode(30, 0.3, 2.0, 10, 2, 2.0, 4.0)])
+h.episodes([EpisodeRecord(30, 0.3, 2.0, 10, 2, 2.0, 4.0)])
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
     assert len(list(path.iterdir())) == 2
@@ -217,10 +223,15 @@ def test_rows_are_in_the_order_of_their_steps(tmp_path):
 
 
 def test_single_files_and_foreign_parts_are_read(tmp_path):
-    table = pa.table({
-        "mean_reward": [float("-inf"), 1.0], "best_reward": [float("-inf"), 1.0], "episode_reward": [3.0, 2.0],
-        "step": [20, 10], "time": [0.2, 0.1],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "mean_reward": [float("-inf"), 1.0],
+            "best_reward": [float("-inf"), 1.0],
+            "episode_reward": [3.0, 2.0],
+            "step": [20, 10],
+            "time": [0.2, 0.1],
+        }
+    )
     pq.write_table(table, tmp_path / "old.parquet")
     rows = read_history(tmp_path / "old.parquet")
     assert rows["step"].tolist() == [10, 20]

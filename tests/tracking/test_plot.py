@@ -25,9 +25,12 @@ def histories(tmp_path):
     for name, factor in (("a", 1.0), ("b", 2.0)):
         path = tmp_path / f"{name}.parquet"
         history = History(path)
-        history.episodes([
-            EpisodeRecord(1000 * (i + 1), 1800.0 * (i + 1), 5.0 * i, 10, 0, factor * i, factor * i) for i in range(4)
-        ])  # fmt: skip
+        history.episodes(
+            [
+                EpisodeRecord(1000 * (i + 1), 1800.0 * (i + 1), 5.0 * i, 10, 0, factor * i, factor * i)
+                for i in range(4)
+            ]
+        )
         history.close()
         paths.append(path)
     return paths
@@ -129,8 +132,14 @@ def test_learning_curve_errors(histories):
 
 
 def test_drawing_needs_no_pyplot():
-    code = "import operant.tracking, sys; assert 'matplotlib' not in sys.modules and 'tensorboardX' not in sys.modules"
-    draw = "import numpy as np; x = np.arange(3); operant.tracking.learning_curve({'a': [dict(step=x, mean_reward=x, time=x)]})"
+    code = (
+        "import operant.tracking, sys; assert 'matplotlib' not in sys.modules and 'tensorboardX' not in "
+        "sys.modules"
+    )
+    draw = (
+        "import numpy as np; x = np.arange(3); operant.tracking.learning_curve({'a': [dict(step=x, "
+        "mean_reward=x, time=x)]})"
+    )
     end = "assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", f"{code}; {draw}; {end}"], check=True)
 
@@ -163,7 +172,10 @@ def test_interval_agrees_with_scipy():
 
 
 def test_interval_covers_as_often_as_it_says():
-    """Of 300 samples of 40 normal numbers, an 80 % interval should hold the true mean 240 times; deviation 7."""
+    """Of 300 samples of 40 normal numbers, an 80 % interval should hold the true mean 240 times.
+
+    Deviation 7.
+    """
     draws = np.random.default_rng(0).normal(size=(300, 40))
     _, low, high = band(draws, level=0.8)
     assert 215 < np.sum((low < 0) & (high > 0)) < 265

@@ -38,9 +38,12 @@ def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
 def history(path, final):
     sink = History(path)
     means = np.linspace(0, final, 50)
-    sink.episodes([
-        EpisodeRecord(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean)) for i, mean in enumerate(means)
-    ])  # fmt: skip
+    sink.episodes(
+        [
+            EpisodeRecord(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean))
+            for i, mean in enumerate(means)
+        ]
+    )
     sink.close()
     return path
 
@@ -189,25 +192,40 @@ def test_history_interval_thins_the_histories(tmp_path):
     [
         (["nowhere"], "There is no run or history 'nowhere'."),
         (["empty"], "'empty' is neither a run (a folder with run.json)"),
-        (["run", "--out", "x.gif"], "out must be a file that ends with .png, .svg or .pdf. Received: out='x.gif'."),
-        (["run", "--out", "scores.json/x.png"], "out must be in a folder: 'scores.json' is a file. Received: out='scores.json/x.png'."),
+        (
+            ["run", "--out", "x.gif"],
+            "out must be a file that ends with .png, .svg or .pdf. Received: out='x.gif'.",
+        ),
+        (
+            ["run", "--out", "scores.json/x.png"],
+            "out must be in a folder: 'scores.json' is a file. Received: out='scores.json/x.png'.",
+        ),
         (["run", "--agents", "a", "b"], "agents must name each of the 1 histories. Received 2 names: a, b."),
         (["run", "--plot", "mean_rewards"], "Did you mean 'mean_reward'?"),
         (["run", "--benchmark", "hours"], "benchmark must be"),
         (["run", "--level", "95"], "level must be at least 0.01 and at most 0.999"),
         (["run", "--scores", "x.json"], "scores is for --aggregate"),
-        (["run", "--aggregate", "--history-interval", "5"], "history_interval is for curves, and has no effect with aggregate"),
-        (["run", "--aggregate", "--statistic", "iqm"], "statistic is for curves, and has no effect with aggregate. Received: statistic='iqm'"),
+        (
+            ["run", "--aggregate", "--history-interval", "5"],
+            "history_interval is for curves, and has no effect with aggregate",
+        ),
+        (
+            ["run", "--aggregate", "--statistic", "iqm"],
+            "statistic is for curves, and has no effect with aggregate. Received: statistic='iqm'",
+        ),
         (["run", "--aggregate", "--benchmark", "time"], "benchmark is for curves"),
         (["run", "--aggregate", "--time-unit", "minute"], "time_unit is for curves"),
         (["run", "--aggregate", "--target", "475"], "target is for curves"),
         (["run", "--aggregate", "--env", "Mine"], "env is for curves"),
-        (["run", "--aggregate", "--scores", "scores.json"], "scores does not know the environment 'CartPole-v1'"),
+        (
+            ["run", "--aggregate", "--scores", "scores.json"],
+            "scores does not know the environment 'CartPole-v1'",
+        ),
         (["--out", "x.png"], "plot needs runs: operant plot RUN ..."),
         (["run", "--ouut", "x.png"], "Unknown flag '--ouut' for plot. Did you mean '--out'?"),
         (["broken"], "does not describe a run"),
     ],
-)  # fmt: skip
+)
 def test_refusals_say_what_is_wrong_and_write_nothing(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     made(tmp_path / "run", 3)
@@ -231,7 +249,8 @@ def test_a_format_that_is_none():
 
 
 def test_stratified_by_hand():
-    # All eight scores together: 2 go at each end, (2 + 3 + 4 + 5) / 4; the environments' means are 1.5 and 5.5.
+    # All eight scores together: 2 go at each end, (2 + 3 + 4 + 5) / 4; the environments' means are 1.5 and
+    # 5.5.
     scores = [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert stratified(scores, "iqm")[0] == 3.5
     assert stratified(scores, "mean")[0] == 3.5
@@ -241,12 +260,16 @@ def test_stratified_by_hand():
 
 
 def test_stratified_keeps_every_environment():
-    """Two environments far apart, no spread inside: drawing within each leaves nothing to chance, drawing over all would."""
+    """Two environments far apart, no spread inside: drawing within each leaves nothing to chance, drawing
+    over all would."""
     assert stratified([[0.0] * 5, [100.0] * 5], "mean") == (50.0, 50.0, 50.0)
 
 
 def test_stratified_covers_as_often_as_it_says():
-    """Of 200 samples of 2 x 20 normal numbers, an 80 % interval should hold the true mean 160 times; deviation 6."""
+    """Of 200 samples of 2 x 20 normal numbers, an 80 % interval should hold the true mean 160 times.
+
+    Deviation 6.
+    """
     draws = np.random.default_rng(0).normal(size=(200, 2, 20)) + np.array([[[0.0], [10.0]]])
     held = sum(
         low < 5 < high
@@ -325,7 +348,10 @@ def test_scores_that_cannot_be_compared_are_told(tmp_path):
 
 @pytest.fixture
 def suite(tmp_path):
-    """Two agents, two environments, two seeds; in the second environment everything counts ten times as much."""
+    """Two agents, two environments, two seeds.
+
+    In the second environment everything counts ten times as much.
+    """
     for agent, finals in {"ppo": (8, 10), "dqn": (4, 6)}.items():
         for seed, final in enumerate(finals):
             made(tmp_path / f"{agent}-a-{seed}", final, env="A", agent=agent, seed=seed)

@@ -254,7 +254,10 @@ def test_folders_of_others_and_of_agents_that_write_stay(tmp_path):
     (tmp_path / "summary-20200107-000000").mkdir()
     (tmp_path / "summary-20200108-000000").symlink_to(old)
     assert old.is_dir()
-    script = f"from pathlib import Path; from operant import summaries; summaries._remove(Path({str(tmp_path)!r}) / 'summary-20200101-000000')"
+    script = (
+        "from pathlib import Path; from operant.tracking import summaries; "
+        f"summaries._remove(Path({str(tmp_path)!r}) / 'summary-20200101-000000')"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)  # another process
     new = run(tmp_path, steps=1, max_summaries=1, filename="summary-20200109-000000")
     assert names(tmp_path) == [

@@ -1,4 +1,5 @@
-"""One run shared out among several devices, and among several processes: the same numbers as on one device."""
+"""One run shared out among several devices, and among several processes: the same numbers as on one
+device."""
 
 import json
 import os
@@ -48,7 +49,8 @@ def compared(kind, env, options, blocks):
         run = RunConfig(env=env, n_envs=4, seed=1, max_steps=1)
         environments = make_environments(run)
         learner = build(define(kind, **options), environments, run)
-        drivers = [DeviceDriver(learner, environments.native, 4, jax.random.key(1), Devices(n)) for n in (1, 2)]
+        native, key = environments.native, jax.random.key(1)
+        drivers = [DeviceDriver(learner, native, 4, key, Devices(n)) for n in (1, 2)]
         episodes = [[], []]
         for driver, finished in zip(drivers, episodes):
             for _ in range(blocks):
@@ -83,11 +85,31 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
     ("kind", "env", "options", "blocks"),
     [
         pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "mini_batches": 2}, 5, marks=pytest.mark.slow),
-        pytest.param("ppo", "jax:CartPole-v1", {"n_steps": 16, "lr": 0.01, "target_kl": 0.001}, 5, marks=pytest.mark.exhaustive),
+        pytest.param(
+            "ppo",
+            "jax:CartPole-v1",
+            {"n_steps": 16, "lr": 0.01, "target_kl": 0.001},
+            5,
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param("dqn", "jax:CartPole-v1", SMALL, 60, marks=pytest.mark.exhaustive),
-        pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.exhaustive),
-        pytest.param("dqn", "jax:CartPole-v1", {**SMALL, "model": [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]}, 60, marks=pytest.mark.exhaustive),
-        pytest.param("ppo", "jax:CartPole-v1", {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]}, 2, marks=pytest.mark.exhaustive),
+        pytest.param(
+            "dqn", "jax:CartPole-v1", {**SMALL, "prioritized": True}, 60, marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            "dqn",
+            "jax:CartPole-v1",
+            {**SMALL, "model": [{"type": "dense", "size": 8}, {"type": "gru", "size": 8}]},
+            60,
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            "ppo",
+            "jax:CartPole-v1",
+            {"model": [{"type": "dense", "size": 8}, {"type": "lstm", "size": 8}]},
+            2,
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param("a2c", "jax:CartPole-v1", {}, 20, marks=pytest.mark.exhaustive),
         pytest.param("acer", "jax:CartPole-v1", SMALL, 20, marks=pytest.mark.exhaustive),
         pytest.param("trpo", "jax:CartPole-v1", {}, 2, marks=pytest.mark.exhaustive),
@@ -96,7 +118,7 @@ SMALL = {"buffer_max_size": 400, "buffer_initial_size": 64}
         pytest.param("sac", "jax:Pendulum-v1", SMALL, 60, marks=pytest.mark.exhaustive),
         pytest.param("modular", "jax:CartPole-v1", {}, 5, marks=pytest.mark.exhaustive),
     ],
-)  # fmt: skip
+)
 def test_two_devices_compute_what_one_does(kind, env, options, blocks):
     found = compared(kind, env, options, blocks)
     assert found["episodes"] and (found["count"] or env != "jax:CartPole-v1")

@@ -1,4 +1,5 @@
-"""Three drivers, one agent: device, host and interactive learn the same from the same seed, and resume exactly."""
+"""Three drivers, one agent: device, host and interactive learn the same from the same seed, and resume
+exactly."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ CASES = {
 
 
 def cases(*everyday: str):
-    """Every agent in every case that it serves: every day a few cases of PPO, slow those of others, exhaustive the rest."""
+    """Every agent in every case that it serves: every day a few cases of PPO, slow those of others,
+    exhaustive the rest."""
     found = []
     for agent in ONCE:
         name = agent if isinstance(agent, str) else agent.values[0]
@@ -331,7 +333,8 @@ def test_device_driver_resumes_bit_for_bit(name, tmp_path):
 
 @pytest.mark.parametrize("name", ONCE)
 def test_device_driver_begins_new_episodes_where_it_stands(name):
-    """With the draws of the next row, not those of rows that it has taken, and behind the observations that it left."""
+    """With the draws of the next row, not those of rows that it has taken, and behind the observations
+    that it left."""
     agent = compiled(name, countdown(name))
     driver = on_device(agent, SEED, (3,))
     left, counters = driver.world.actors, driver.train.counters
@@ -401,7 +404,8 @@ def test_host_driver_may_be_saved_before_its_first_block(name, tmp_path):
 
 @pytest.mark.slow
 def test_the_host_driver_may_be_restored_twice(tmp_path):
-    """The first row is the last one of the saved episodes again, not what the restore before was about to show."""
+    """The first row is the last one of the saved episodes again, not what the restore before was about to
+    show."""
     name = ONCE[0]
     agent = compiled(name, countdown(name))
     driver = on_host(agent, SEED, 3)
@@ -420,8 +424,8 @@ def test_the_host_driver_may_be_restored_twice(tmp_path):
 def test_nothing_bootstraps_across_a_restart(name):
     """What the block before the restart taught does not depend on what comes after, and the reverse.
 
-    Changing everything that was observed before the restart changes nothing that the rows after it teach, but for
-    the row that the restart itself brought.
+    Changing everything that was observed before the restart changes nothing that the rows after it teach, but
+    for the row that the restart itself brought.
     """
     agent = compiled(name, countdown(name))
     train, blocks, _ = agent.run(SEED, BLOCKS)
@@ -512,7 +516,10 @@ def columns_of(blocks: list[tuple[Any, list[int] | None]], n: int) -> list[dict[
 
 @pytest.mark.parametrize("name", ONCE)
 def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
-    """Random actors act in random order and number; every row reaches the agent once, in its actor's order."""
+    """Random actors act in random order and number.
+
+    Every row reaches the agent once, in its actor's order.
+    """
     agent = compiled(name, countdown(name))
     made = interactive(agent, SEED)
     blocks: list[tuple[Any, list[int] | None]] = []

@@ -464,8 +464,9 @@ def test_classes_save_and_load():
         r"does not fit PPO: its type is dqn, not ppo": lambda: operant.PPO(
             "CartPole-v1", NET, n_envs=2, quiet=True
         ),
-        r"(?s)does not fit what it is loaded into.* was made with: model .*'size': 8.* here\. Give what it was trained with": lambda: (
-            operant.DQN("CartPole-v1", [16], n_envs=2, quiet=True, buffer_max_size=500)
+        r"(?s)does not fit what it is loaded into.* was made with: model .*'size': 8.* here\. Give what it "
+        r"was trained with": lambda: operant.DQN(
+            "CartPole-v1", [16], n_envs=2, quiet=True, buffer_max_size=500
         ),
         r"(?s)was made with: states .*'shape': \[4\].* there, .*'shape': \[6\].* here, actions": lambda: (
             operant.DQN("Acrobot-v1", NET, n_envs=2, quiet=True)

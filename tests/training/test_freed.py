@@ -1,4 +1,5 @@
-"""Replay memories are freed as soon as nothing uses them, not when Python happens to look for circles: a device may have room for one."""
+"""Replay memories are freed as soon as nothing uses them, not when Python happens to look for circles: a
+device may have room for one."""
 
 from __future__ import annotations
 

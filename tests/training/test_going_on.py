@@ -1,4 +1,5 @@
-"""What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost, nothing joined that does not belong together."""
+"""What an agent goes on with after interruptions, loading and experience from elsewhere: nothing lost,
+nothing joined that does not belong together."""
 
 import contextlib
 import datetime
@@ -390,7 +391,10 @@ class Counts(gymnasium.Env):
 
 
 def test_a_block_in_which_an_environment_fails_is_forgotten(monkeypatch, tmp_path):
-    """What is learnt from afterwards joins no rows that do not follow each other; the episodes before are all told."""
+    """What is learnt from afterwards joins no rows that do not follow each other.
+
+    The episodes before are all told.
+    """
     agent = trainer("A2C")([Counts(53, 10)], seed=0, quiet=True, n_steps=8, model=NET, run_dir=str(tmp_path))
     engine, blocks = agent.session.driver.engine, []
     advance = engine.advance
@@ -551,11 +555,16 @@ def restored_signals():
 @pytest.mark.parametrize(
     ("envs", "callback", "error", "told"),
     [
-        (Leaves, None, EnvironmentError, r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+"),
+        (
+            Leaves,
+            None,
+            EnvironmentError,
+            r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+",
+        ),
         ("CartPole-v1", ends, SystemExit, "^3$"),
         (Told, None, SystemExit, "^4$"),
     ],
-)  # fmt: skip
+)
 def test_what_was_learnt_before_somebody_ended_the_program_is_saved(
     envs, callback, error, told, tmp_path, restored_signals
 ):
@@ -800,7 +809,8 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_counters_beyond_their_range_stay_large():
-    """32 bits are minutes of the fastest environments: schedules must not begin again then, nor exploration."""
+    """32 bits are minutes of the fastest environments: schedules must not begin again then, nor
+    exploration."""
     definition, env = parse_agent("pqn", model=NET, n_steps=8, epsilon_decay_steps=1000), CartPole()
     driver = DeviceDriver(
         Learner(definition.cls.create(definition.config, env.spaces, 4)), env, 4, jax.random.key(0)
@@ -833,7 +843,8 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
 
 
 def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
-    """The device driver's call consumes the agent's state: what it returns must come back before the interrupt goes on."""
+    """The device driver's call consumes the agent's state: what it returns must come back before the
+    interrupt goes on."""
     with Runner(dict(**A2C, n_steps=8), environment="jax:CartPole-v1", num_parallel=4) as runner:
         runner.run(num_updates=2, use_tqdm=False)
         advance = DeviceDriver.advance
@@ -1088,7 +1099,8 @@ def test_a_handler_of_the_program_s_own_for_a_closed_terminal_stays():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_request_to_terminate_ends_the_program_whatever_else_it_runs(first):
-    """As where a callback of `fit` trains another object: that came to its own end, and the program went on."""
+    """As where a callback of `fit` trains another object: that came to its own end, and the program went
+    on."""
     with (
         pytest.raises(SystemExit) as ended,
         signals.terminating(),

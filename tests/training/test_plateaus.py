@@ -28,7 +28,10 @@ def watching(**changes):
 
 
 def test_checks_by_hand():
-    """Every second episode; two checks without a better mean are a plateau, two plateaus without one between them the end."""
+    """Every second episode.
+
+    Two checks without a better mean are a plateau, two plateaus without one between them the end.
+    """
     score = RollingScore(2)
     monitor = Monitor(
         watching(divergence_monitoring_steps=3, plateau_reduce_patience=2, early_stop_patience=2)
@@ -39,7 +42,8 @@ def test_checks_by_hand():
         score.add(reward, 1)
         monitor.check(step, score)
         told.append(monitor.verdicts())
-    # Steps 1 and 2 are too early. Step 3 sees the mean 5, which is the best; 5 and 7 are no better, nor are 9 and 11.
+    # Steps 1 and 2 are too early. Step 3 sees the mean 5, which is the best; 5 and 7 are no better, nor are 9
+    # and 11.
     assert told == [[]] * 6 + [["reduce"]] + [[]] * 3 + [["stop"]] + [[]] * 3 + [["stop"]] + [[]] * 3
 
 
@@ -96,11 +100,38 @@ def test_every_driver_checks_as_often():
 @pytest.mark.slow
 def test_parts_of_a_run_learn_what_one_part_would(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([
-        "train", "ppo", "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "64", "--seed", "1", "--model", str(NET).replace("'", '"'),
-        "--divergence-monitoring-steps", "0", "--reward-buffer-size", "5", "--plateau-reduce-patience", "1", "--early-stop-patience", "500",
-        "--max-steps", "11000", "--run-dir", "run", "--quiet",
-    ]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "ppo",
+                "--env",
+                "jax:CartPole-v1",
+                "--n-envs",
+                "2",
+                "--n-steps",
+                "64",
+                "--seed",
+                "1",
+                "--model",
+                str(NET).replace("'", '"'),
+                "--divergence-monitoring-steps",
+                "0",
+                "--reward-buffer-size",
+                "5",
+                "--plateau-reduce-patience",
+                "1",
+                "--early-stop-patience",
+                "500",
+                "--max-steps",
+                "11000",
+                "--run-dir",
+                "run",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert main(["train", "--resume", "run", "--max-steps", "15000", "--quiet"]) == 0
     assert main(["train", "--resume", "run", "--max-steps", "30000", "--quiet"]) == 0
     session, _ = opened("run")

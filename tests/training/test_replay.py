@@ -18,9 +18,24 @@ from operant.training import reproduce
 from operant.training.drivers.device import DeviceDriver
 
 COMMAND = [
-    "train", "ppo", "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",
-    "--max-steps", "512", "--quiet", "--model", '[{"type": "dense", "size": 8}]',
-]  # fmt: skip
+    "train",
+    "ppo",
+    "--env",
+    "jax:CartPole-v1",
+    "--n-envs",
+    "2",
+    "--n-steps",
+    "8",
+    "--mini-batches",
+    "2",
+    "--ppo-epochs",
+    "1",
+    "--max-steps",
+    "512",
+    "--quiet",
+    "--model",
+    '[{"type": "dense", "size": 8}]',
+]
 
 
 @pytest.fixture(scope="module")
@@ -166,19 +181,27 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
 @pytest.mark.parametrize(
     ("data", "training", "message"),
     [
-        ({"vector": "in-process", "resumed": [{"step": 40}]}, {}, "resumed at step 40, where its environments began new"),
+        (
+            {"vector": "in-process", "resumed": [{"step": 40}]},
+            {},
+            "resumed at step 40, where its environments began new",
+        ),
         (
             {"resumed": [{"step": 40, "machine": {"device": "1 x NVIDIA H100"}}]},
             {},
             "resumed on another kind of device (",
         ),
-        ({"resumed": [{"step": 40}, {"step": 60, "n_devices": 2}]}, {}, "resumed at step 60 on another number of devices"),
+        (
+            {"resumed": [{"step": 40}, {"step": 60, "n_devices": 2}]},
+            {},
+            "resumed at step 60 on another number of devices",
+        ),
         ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, do not exist here"),
         ({"weights": {"run": "x"}}, {}, "the weights 'run', from which it began, have been written to since"),
         ({"together": 4}, {}, "trained at once with other seeds (4 in all)"),
         ({}, {"ended": "failed"}, "ended by an environment that failed"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_repeated_is_said(run, capsys, data, training, message):
     saved = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**saved, **data}))
@@ -235,11 +258,34 @@ def test_help(capsys):
 def test_a_gymnasium_run_is_repeated(tmp_path, monkeypatch, capsys, envs):
     monkeypatch.chdir(tmp_path)
     command = [
-        "train", "dqn", "--env", "CartPole-v1", "--n-envs", envs, "--buffer-max-size", "1000", "--buffer-initial-size", "200",
-        "--max-steps", "2000", "--quiet", "--divergence-monitoring-steps", "0", "--reward-buffer-size", "5",
-        "--plateau-reduce-patience", "2", "--early-stop-patience", "50", "--save-seconds", "0",
-        "--model", '[{"type": "dense", "size": 8}]', "--run-dir", "run",
-    ]  # fmt: skip
+        "train",
+        "dqn",
+        "--env",
+        "CartPole-v1",
+        "--n-envs",
+        envs,
+        "--buffer-max-size",
+        "1000",
+        "--buffer-initial-size",
+        "200",
+        "--max-steps",
+        "2000",
+        "--quiet",
+        "--divergence-monitoring-steps",
+        "0",
+        "--reward-buffer-size",
+        "5",
+        "--plateau-reduce-patience",
+        "2",
+        "--early-stop-patience",
+        "50",
+        "--save-seconds",
+        "0",
+        "--model",
+        '[{"type": "dense", "size": 8}]',
+        "--run-dir",
+        "run",
+    ]
     assert main(command) == 0
     status, text = replayed(capsys)
     assert status == 0, text

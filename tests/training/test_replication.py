@@ -107,7 +107,10 @@ def test_a_seed_is_a_run_that_can_be_repeated_and_resumed(tmp_path):
 
 @pytest.mark.slow
 def test_a_seed_goes_on_with_the_threads_that_its_sums_depend_on(tmp_path):
-    """An update of 960 rows is large enough for two threads to add up in another order; in processes of their own, since XLA starts once."""
+    """An update of 960 rows is large enough for two threads to add up in another order.
+
+    In processes of their own, since XLA starts once.
+    """
 
     def operant(*words):
         command = [sys.executable, "-m", "operant", *words]

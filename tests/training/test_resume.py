@@ -31,9 +31,17 @@ NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {
     "ppo": ["--n-envs", "4", "--n-steps", "32", "--mini-batches", "2", "--max-steps", "65536"],
     "dqn": [
-        "--n-envs", "2", "--buffer-max-size", "2000", "--buffer-initial-size", "500", "--prioritized", "--max-steps", "32768",
+        "--n-envs",
+        "2",
+        "--buffer-max-size",
+        "2000",
+        "--buffer-initial-size",
+        "500",
+        "--prioritized",
+        "--max-steps",
+        "32768",
     ],
-}  # fmt: skip
+}
 
 
 def leaves(directory):
@@ -198,8 +206,18 @@ def test_a_memory_of_the_newest_rows_is_always_saved(tmp_path, monkeypatch):
     """It is no replay memory, and small."""
     monkeypatch.chdir(tmp_path)
     command = [
-        "train", "vpg", "--env", "jax:CartPole-v1", "--seed", "3", "--n-envs", "4", "--max-steps", "200", *NET,
-    ]  # fmt: skip
+        "train",
+        "vpg",
+        "--env",
+        "jax:CartPole-v1",
+        "--seed",
+        "3",
+        "--n-envs",
+        "4",
+        "--max-steps",
+        "200",
+        *NET,
+    ]
     assert main([*command, "--no-save-memory", "--quiet", "--run-dir", "run"]) == 0
     saved, header = leaves(tmp_path / "run")
     assert [name for name in saved if ".memory" in name] and header["training"]["memory"] is True
@@ -322,7 +340,10 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
 
 @pytest.mark.slow
 def test_a_schedule_written_with_fewer_parts_has_not_changed(tmp_path, monkeypatch):
-    """As versions wrote them that had no `warmup`; a number that changes is the options', with no factor of a plateau."""
+    """As versions wrote them that had no `warmup`.
+
+    A number that changes is the options', with no factor of a plateau.
+    """
     monkeypatch.chdir(tmp_path)
     lr = ["--lr", "linear:0.01:0.001:10000"]
     assert main(["train", "ppo", *SHORT, *NET, *lr, "--max-steps", "300", "--run-dir", "run"]) == 0

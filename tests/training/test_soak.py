@@ -1,4 +1,5 @@
-"""Long runs under attack: killed at random moments, their workers killed, a million episodes, memory that must not grow.
+"""Long runs under attack: killed at random moments, their workers killed, a million episodes, memory that
+must not grow.
 
 The slow tests are short forms; the exhaustive ones take as long as the names say.
 """
@@ -99,15 +100,34 @@ def children(pid):
 def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path, seconds):
     generator = random.Random(0)
     process = operant(
-        "train", "ppo", "--env", "CartPole-v1", "--preset", "cartpole", "--vector", "processes", "--n-envs", 8,
-        "--max-steps", 10**9, "--target-reward", 10**6, "--seed", 1, "--run-dir", tmp_path / "run",
-        stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--preset",
+        "cartpole",
+        "--vector",
+        "processes",
+        "--n-envs",
+        8,
+        "--max-steps",
+        10**9,
+        "--target-reward",
+        10**6,
+        "--seed",
+        1,
+        "--run-dir",
+        tmp_path / "run",
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     began, history = time.monotonic(), tmp_path / "run" / "history.parquet"
     while not list(history.glob("*.parquet")):
         assert process.poll() is None and time.monotonic() < began + 120
         time.sleep(0.1)
-    # A worker that is killed again and again before an episode of it ends is given up: a slow machine gets more time.
+    # A worker that is killed again and again before an episode of it ends is given up: a slow machine gets
+    # more time.
     pace = max(1.0, (time.monotonic() - began) / 8)
     kills, workers = 0, set()
     until = time.monotonic() + seconds * pace
@@ -161,10 +181,11 @@ def test_a_runner_outlives_its_workers(seconds):
 
 @pytest.mark.slow
 def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
-    """A million episodes of 200 steps take 1,000 s at 200,000 steps a second, of which this is to be less than 1 %.
+    """A million episodes of 200 steps take 1,000 s at 200,000 steps a second, of which this is to be less
+    than 1 %.
 
-    Processor time, too, depends on who else uses the machine. Making the episodes, in turn with writing them, takes less than 5 s on a
-    machine of its own: where it takes longer, everything does.
+    Processor time, too, depends on who else uses the machine. Making the episodes, in turn with writing them,
+    takes less than 5 s on a machine of its own: where it takes longer, everything does.
     """
     path, count, at_once = tmp_path / "history.parquet", 1_000_000, 100
     history = History(path)
@@ -196,9 +217,22 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
 def test_memory_does_not_grow(tmp_path, seconds):
     """The resident memory of a run in its last third is that of its second."""
     process = operant(
-        "train", "ppo", "--env", "CartPole-v1", "--n-envs", 8, "--max-steps", 10**9, "--quiet", "--save-seconds", 1,
-        "--seed", 1, "--run-dir", tmp_path / "run",
-    )  # fmt: skip
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--n-envs",
+        8,
+        "--max-steps",
+        10**9,
+        "--quiet",
+        "--save-seconds",
+        1,
+        "--seed",
+        1,
+        "--run-dir",
+        tmp_path / "run",
+    )
     deadline = time.monotonic() + 120
     while not checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints"):
         assert process.poll() is None and time.monotonic() < deadline

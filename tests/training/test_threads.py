@@ -1,4 +1,7 @@
-"""What XLA is started with on CPU: few threads for small products, all for large ones and images; a library for images."""
+"""What XLA is started with on CPU: few threads for small products, all for large ones and images.
+
+A library for images.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The training loop with a driver that only pretends: limits, what is reported when, and where a later part takes it up."""
+"""The training loop with a driver that only pretends: limits, what is reported when, and where a later
+part takes it up."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ BLOCK_STEPS, BLOCK_SECONDS = 2, 0.5
 
 
 class Pretended:
-    """Every block takes two steps and half a second, and ends an episode with the next of the given returns."""
+    """Every block takes two steps and half a second, and ends an episode with the next of the given
+    returns."""
 
     unreported = ()
     deadline = math.inf
@@ -93,7 +95,8 @@ def training(clock, returns=(), origin=None, step=0, elapsed=0.0, blocks=1, **op
 def test_a_target_is_reached_by_the_mean_of_a_full_window(clock):
     made = training(clock, [6.0, 5.0, 4.0, 4.0], target_reward=5.0)
     outcome = made.loop()
-    # After one and two episodes the mean is above the target, of fewer than count; after three it is the target.
+    # After one and two episodes the mean is above the target, of fewer than count; after three it is the
+    # target.
     assert (outcome.reason, outcome.step, outcome.episodes, outcome.mean_reward) == ("target", 6, 3, 5.0)
     later = training(clock, [6.0, 5.0, 3.0, 6.0, 6.0], target_reward=5.0).loop()
     assert (later.reason, later.step) == ("target", 10)
@@ -190,9 +193,13 @@ def test_all_of_the_progress_is_stored():
     for reward in (1.0, 2.0, 3.0, 4.0):
         progress.score.add(reward, 5)
     told = {
-        "elapsed": 4.5, "skipped": 3, "origin": Origin(10, 1.0, 2, 7.0), "evaluated": EvaluationScores(9, 1.0, 2.0, 8), "draws": 6,
+        "elapsed": 4.5,
+        "skipped": 3,
+        "origin": Origin(10, 1.0, 2, 7.0),
+        "evaluated": EvaluationScores(9, 1.0, 2.0, 8),
+        "draws": 6,
         "logged": 2,
-    }  # fmt: skip
+    }
     vars(progress).update(told)
     progress.monitor.plateau = 4
     again.restore(json.loads(json.dumps(progress.to_dict())))

@@ -74,10 +74,17 @@ def here(tmp_path, monkeypatch):
 def test_an_environment_may_change_it_while_a_run_trains(here, when, monkeypatch, capsys):
     run = RunConfig.from_dict(
         {
-            "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 200, "seed": 1, "run_dir": "r",
-            "checkpoints": ("w/a2c",), "history_checkpoint": "h.parquet", "eval_frequency": 100, "eval_episodes": 2,
+            "env": "wandering:Wanders",
+            "env_kwargs": {"when": when},
+            "max_steps": 200,
+            "seed": 1,
+            "run_dir": "r",
+            "checkpoints": ("w/a2c",),
+            "history_checkpoint": "h.parquet",
+            "eval_frequency": 100,
+            "eval_episodes": 2,
         }
-    )  # fmt: skip
+    )
     result = train(ExperimentConfig("a2c", {"model": NET}, run))
     monkeypatch.chdir(here)
     assert "run r\n" in (out := capsys.readouterr().out) and "Everything was written to r\n" in out
@@ -231,9 +238,14 @@ def test_seeds_at_once_show_and_keep_paths_as_given(here, capsys):
 def test_files_are_found_under_every_seed_of_a_trial(here, when, monkeypatch):
     Path("net.json").write_text(json.dumps(NET))
     run = {
-        "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 100, "seed": 1, "run_dir": "r", "quiet": True,
+        "env": "wandering:Wanders",
+        "env_kwargs": {"when": when},
+        "max_steps": 100,
+        "seed": 1,
+        "run_dir": "r",
+        "quiet": True,
         "checkpoints": ["w/a2c"],
-    }  # fmt: skip
+    }
     train(ExperimentConfig("a2c", {"model": "net.json"}, RunConfig.from_dict(run)))
     monkeypatch.chdir(here)
     run |= {"weights": ["w/a2c"], "checkpoints": [], "run_dir": None}
@@ -429,8 +441,13 @@ def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch)
 @pytest.mark.slow
 def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkeypatch, capsys):
     given = {
-        "env": "wandering:Wanders", "env_kwargs": {"when": when}, "max_steps": 20, "seed": 1, "quiet": True, "checkpoints": ["w"],
-    }  # fmt: skip
+        "env": "wandering:Wanders",
+        "env_kwargs": {"when": when},
+        "max_steps": 20,
+        "seed": 1,
+        "quiet": True,
+        "checkpoints": ["w"],
+    }
     train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(given | {"run_dir": "first"})))
     monkeypatch.chdir(here)
     begun = given | {"checkpoints": [], "weights": ["w"], "run_dir": "r"}

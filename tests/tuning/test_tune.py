@@ -1,4 +1,7 @@
-"""Studies: ranges, storage, crashing, pruned and interrupted trials, several processes; with pretended trials, then real ones."""
+"""Studies: ranges, storage, crashing, pruned and interrupted trials, several processes.
+
+With pretended trials, then real ones.
+"""
 
 import contextlib
 import json
@@ -91,24 +94,41 @@ def test_int_ranges_hold_whole_numbers():
 @pytest.mark.parametrize(
     ("agent", "settings", "message"),
     [
-        ("ppo", {"lr": [1e-5, 1e-4, 1e-3]}, "lr is tuned between a smallest and a largest value (log_uniform). Received 3 values"),
+        (
+            "ppo",
+            {"lr": [1e-5, 1e-4, 1e-3]},
+            "lr is tuned between a smallest and a largest value (log_uniform). Received 3 values",
+        ),
         ("ppo", {"lr": []}, "Received 0 values: none"),
         ("ppo", {"lr": [0.0, 1.0]}, "so both above 0. Received: 0.0 1.0."),
         ("ppo", {"lr": [1e-2, 1e-5]}, "the smaller first. Received: 0.01 1e-05."),
         ("ppo", {"lr": [1e-2, 1e-2]}, "the smaller first"),
         ("ppo", {"gamma": [0.9, 2.0]}, "gamma must be at least 0 and at most 1. Received: gamma=2.0."),
         ("ppo", {"lr": ["linear:1:0:10", 1e-3]}, "both numbers"),
-        ("ppo", {"n_steps": [16, 16]}, "n_steps must be several different values to be tuned. Received: 16 16."),
+        (
+            "ppo",
+            {"n_steps": [16, 16]},
+            "n_steps must be several different values to be tuned. Received: 16 16.",
+        ),
         ("ppo", {"n_steps": [16, 0]}, "n_steps must be at least 1. Received: n_steps=0."),
         ("dqn", {"target_sync_steps": [1, 2, 3]}, "Received 3 values: 1 2 3. Give two, or one to fix it."),
         ("dqn", {"epsilon_decay_steps": [1.5, 3.0]}, "both whole numbers"),
         ("ppo", {"n_steps": ["a", "b"]}, "n_steps must be a whole number"),
         ("ppo", {"nsteps": [16, 32]}, "ppo takes no argument 'nsteps'. Did you mean 'n_steps'?"),
-        ("ppo", {"max_steps": 10}, "tune takes no argument 'max_steps': trials decide for themselves, each in a process of its own; how long one trains is trial_steps."),
+        (
+            "ppo",
+            {"max_steps": 10},
+            "tune takes no argument 'max_steps': trials decide for themselves, each in a process of its "
+            "own; how long one trains is trial_steps.",
+        ),
         ("ppoo", {}, "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
-        ("dqn", {"buffer_batch_size": [64, 128], "buffer_max_size": 32}, "buffer_batch_size must be at most buffer_max_size"),
+        (
+            "dqn",
+            {"buffer_batch_size": [64, 128], "buffer_max_size": 32},
+            "buffer_batch_size must be at most buffer_max_size",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ranges_that_are_refused(agent, settings, message):
     with pytest.raises(OperantError) as caught:
         plan(agent, env="CartPole-v1", **settings)
@@ -292,7 +312,8 @@ def test_a_study_goes_on_and_draws_nothing_twice(here):
         ({"reward_buffer_size": 7}, "has reward_buffer_size 100, not 7"),
         (
             {"n_steps": [16, 64]},
-            "n_steps was tuned over 16 or 32 in the study 's', which cannot change to 16 or 64. Give the same values",
+            "n_steps was tuned over 16 or 32 in the study 's', which cannot change to 16 or 64. Give the "
+            "same values",
         ),
     ],
 )
@@ -475,7 +496,8 @@ def interrupted(storage):
     """Start a study whose trials never end, interrupt it, and return what it printed and its status."""
     flags = [] if storage is None else ["--storage", storage]
     code = (
-        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r}; from operant.cli import main;"
+        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r}; from "
+        "operant.cli import main;"
         "import sys; sys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
@@ -499,7 +521,10 @@ def interrupted(storage):
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     out, status = interrupted(storage)
     assert status == 0, out
-    counted = "Interrupted: 0 trials complete, 0 pruned, 0 failed, 2 interrupted; 4 in the study s, 2 of them waiting to be tried first\n"
+    counted = (
+        "Interrupted: 0 trials complete, 0 pruned, 0 failed, 2 interrupted; 4 in the study s, 2 of "
+        "them waiting to be tried first\n"
+    )
     assert counted in out
     assert "Go on with the same command and --study s" in out
     before = study.load("s", storage).trials
@@ -514,7 +539,10 @@ def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
 
 def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypatch):
     os.mkfifo("alive")
-    code = "import subprocess, time; subprocess.Popen(['sh', '-c', 'echo; exec sleep 90'], stdout=open('alive', 'w')); time.sleep(90)"
+    code = (
+        "import subprocess, time; subprocess.Popen(['sh', '-c', 'echo; exec sleep 90'], "
+        "stdout=open('alive', 'w')); time.sleep(90)"
+    )
     monkeypatch.setattr(TrialProcess, "code", code)
     process = TrialProcess(silent=True)
     with open("alive", "rb") as alive:
@@ -528,7 +556,8 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
 def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
     code = (
-        "import sys, time; from operant.envs import worker; worker._ORPHAN_SECONDS = 0.0; from operant.tuning import trial;"
+        "import sys, time; from operant.envs.vector import worker; worker._ORPHAN_SECONDS = 0.0; from "
+        "operant.tuning import trial;"
         "trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
@@ -682,7 +711,8 @@ def together(storage, processes=2):
     code = (
         f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r};"
         "from operant.tuning.tune import TuneConfig, plan, tune; import sys;"
-        f"config = TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, trial_steps=1000));"
+        f"config = TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, "
+        "trial_steps=1000));"
         "tuned = tune(plan('ppo', config, env='pretended', lr=[1e-5, 1e-1], seed=3));"
         "sys.exit(tuned.failed)"
     )
@@ -820,7 +850,8 @@ def test_defaults_are_the_documented_ones():
 def test_help_loads_nothing_heavy():
     code = (
         "import sys, operant.cli as c; c.main(['tune', 'ppo']); c.main(['plot']);"
-        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow', 'optuna', 'sqlalchemy') "
+        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow', 'optuna', "
+        "'sqlalchemy') "
         "if m in sys.modules], file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -834,19 +865,34 @@ def test_help_loads_nothing_heavy():
         (["tune", "--env", "x"], "tune needs an agent: operant tune <agent>"),
         (["tune", "ppo", "--lr", "1e-5"], "env must be given"),
         (["tune", "ppo", "--env", "x", "--max-steps", "3"], "Unknown flag '--max-steps' for tune ppo."),
-        (["tune", "ppo", "--env", "x", "--n-trials", "0"], "n_trials must be at least 1. Received: n_trials=0."),
-        (["tune", "ppo", "--env", "x", "--lr", "1", "2", "3"], "lr is tuned between a smallest and a largest value"),
-        (["tune", "ppo", "--env", "x", "--lr", "a", "b"], "--lr must be a number, or a schedule such as linear:START:END:STEPS. Received: 'a'."),
+        (
+            ["tune", "ppo", "--env", "x", "--n-trials", "0"],
+            "n_trials must be at least 1. Received: n_trials=0.",
+        ),
+        (
+            ["tune", "ppo", "--env", "x", "--lr", "1", "2", "3"],
+            "lr is tuned between a smallest and a largest value",
+        ),
+        (
+            ["tune", "ppo", "--env", "x", "--lr", "a", "b"],
+            "--lr must be a number, or a schedule such as linear:START:END:STEPS. Received: 'a'.",
+        ),
         (["tune", "ppo", "--env", "x", "--n-steps", "16", "16"], "n_steps must be several different values"),
         (["tune", "ppo", "--env", "x", "--storage", "there"], "storage must be a database's URL"),
         (["tune", "ppo", "--env", "x", "--study", "a/b"], "study must be a name without /"),
         (["tune", "ppo", "--env", "x", "--max-frame", "perhaps"], "--max-frame must be true or false"),
         (["tune", "ppo", "--env", "x", "--max-frame"], "max_frame is a part of preprocessing"),
-        (["train", "--from-study", "lost"], "There is no study 'lost': sqlite:///studies/lost/study.db does not exist."),
+        (
+            ["train", "--from-study", "lost"],
+            "There is no study 'lost': sqlite:///studies/lost/study.db does not exist.",
+        ),
         (["train", "ppo", "--env", "x", "--storage", "a.db"], "--storage is for --from-study NAME"),
-        (["train", "ppo", "--from-study", "s", "--preset", "cartpole"], "--preset and --from-study both give settings"),
+        (
+            ["train", "ppo", "--from-study", "s", "--preset", "cartpole"],
+            "--preset and --from-study both give settings",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals_say_what_is_wrong_and_leave_nothing_behind(arguments, message, capsys, here):
     assert main(arguments) == 2
     out, err = capsys.readouterr()
@@ -889,18 +935,45 @@ def test_without_optuna(here, monkeypatch):
 # Real trials
 
 SMALL = [
-    "--env", "jax:CartPole-v1", "--n-envs", "2", "--model", '[{"type": "dense", "size": 8}]', "--ppo-epochs", "1",
-    "--mini-batches", "2",
-]  # fmt: skip
+    "--env",
+    "jax:CartPole-v1",
+    "--n-envs",
+    "2",
+    "--model",
+    '[{"type": "dense", "size": 8}]',
+    "--ppo-epochs",
+    "1",
+    "--mini-batches",
+    "2",
+]
 
 
 @pytest.mark.slow
 def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = [
-        "tune", "ppo", *SMALL, "--lr", "1e-4", "1e-2", "--n-steps", "8", "16", "--n-trials", "1", "--n-jobs", "2",
-        "--trial-steps", "400", "--study", "s", "--seed", "5", "--history-checkpoint", "h.parquet",
-    ]  # fmt: skip
+        "tune",
+        "ppo",
+        *SMALL,
+        "--lr",
+        "1e-4",
+        "1e-2",
+        "--n-steps",
+        "8",
+        "16",
+        "--n-trials",
+        "1",
+        "--n-jobs",
+        "2",
+        "--trial-steps",
+        "400",
+        "--study",
+        "s",
+        "--seed",
+        "5",
+        "--history-checkpoint",
+        "h.parquet",
+    ]
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "Finished: 1 trial complete" in out
@@ -963,8 +1036,23 @@ def test_trials_start_from_weights_and_write_their_own(tmp_path, monkeypatch, ca
         "w/ppo.tf",
     ]
     assert main(train) == 0
-    tuning = ["tune", "ppo", *SMALL, "--lr", "0", "--gamma", "0.9", "0.99", "--trial-steps", "256", "--n-trials", "2",
-              "--study", "s", "--quiet"]  # fmt: skip
+    tuning = [
+        "tune",
+        "ppo",
+        *SMALL,
+        "--lr",
+        "0",
+        "--gamma",
+        "0.9",
+        "0.99",
+        "--trial-steps",
+        "256",
+        "--n-trials",
+        "2",
+        "--study",
+        "s",
+        "--quiet",
+    ]
     assert main([*tuning, "--weights", "w/ppo.tf", "--checkpoints", "w/new.tf"]) == 0
     from operant import checkpoint
 

@@ -1,16 +1,17 @@
 """Advantage actor-critic (A2C): the synchronous form of A3C.
 
-Paper: Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (https://arxiv.org/abs/1602.01783),
-algorithm S3 with one learner and all actors in step (Wu et al. 2017, section 5, name it so).
+Paper: Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning"
+(https://arxiv.org/abs/1602.01783), algorithm S3 with one learner and all actors in step (Wu et al. 2017,
+section 5, name it so).
 
     R_t = r_t + γ R_{t+1}, from R_T = V(s_T)                 (n-step returns: A_t = R_t - V(s_t))
     L   = -mean(A log π_θ(a|s)) + c_v mean((V_θ - R)²) - c_e H(π_θ)
 
 One gradient step on every block of `n_steps` rows of all actors.
 
-Deviations: the advantage is that of generalised advantage estimation, which with `lam` 1 (the default) is the paper's.
-A time limit bootstraps from the value of the last observation. Actor and critic share one optimizer (any, not just the
-paper's RMSprop), and a trunk only where a state is an image, or as `separate` says.
+Deviations: the advantage is that of generalised advantage estimation, which with `lam` 1 (the default) is the
+paper's. A time limit bootstraps from the value of the last observation. Actor and critic share one optimizer
+(any, not just the paper's RMSprop), and a trunk only where a state is an image, or as `separate` says.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class State(NamedTuple):
 
 
 def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Rollout) -> tuple[Array, Metrics]:
-    """Return the loss on a block, and metrics. One pass gives values, returns and the policy (see `steady`)."""
+    """Return the loss on a block, and metrics.
+
+    One pass gives values, returns and the policy (see `steady`).
+    """
     c = algorithm.config
     variables = {"params": params, "state": frozen}
     outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)

@@ -1,24 +1,28 @@
 """Actor-critic with experience replay (ACER), for discrete actions.
 
-Papers: Wang et al. 2017, "Sample Efficient Actor-Critic with Experience Replay" (https://arxiv.org/abs/1611.01224); Munos
-et al. 2016, "Safe and Efficient Off-Policy Reinforcement Learning" (https://arxiv.org/abs/1606.02647).
+Papers: Wang et al. 2017, "Sample Efficient Actor-Critic with Experience Replay"
+(https://arxiv.org/abs/1611.01224); Munos et al. 2016, "Safe and Efficient Off-Policy Reinforcement Learning"
+(https://arxiv.org/abs/1606.02647).
 
 With V(s) = Σ_a π(a|s) Q(s, a), ratios ρ(a) = π(a|s) / μ(a|s) to the policy μ that acted, and φ = π(·|s):
 
     Qret_t = r_t + γ [V_{t+1} + min(1, ρ_{t+1}) (Qret_{t+1} - Q(s_{t+1}, a_{t+1}))]                    (eq. 5)
-    g = min(c, ρ(a)) ∇_φ log π(a|s) (Qret - V) + Σ_b [1 - c / ρ(b)]₊ π(b|s) ∇_φ log π(b|s) (Q(s, b) - V)   (eq. 9)
-    k = ∇_φ KL(π_average || π) = -π_average / φ,     z = g - max(0, (k·g - δ) / |k|²) k                 (eqs. 11, 12)
+    g = min(c, ρ(a)) ∇_φ log π(a|s) (Qret - V) + Σ_b [1 - c / ρ(b)]₊ π(b|s) ∇_φ log π(b|s) (Q(s, b) - V)
+                                                                                                      (eq. 9)
+    k = ∇_φ KL(π_average || π) = -π_average / φ,   z = g - max(0, (k·g - δ) / |k|²) k           (eqs. 11, 12)
     L = mean(-z·φ(θ)) + c_q mean(½ (Qret - Q(s, a))²)
 
-z is a constant of the loss: its gradient in θ is the projected gradient sent back through the network. Each update takes
-one step on the fresh block, then a Poisson-distributed number of steps on sequences from the memory, drawn anew every time.
-After each step the average policy's network moves: θ_average <- α θ_average + (1 - α) θ.
+z is a constant of the loss: its gradient in θ is the projected gradient sent back through the network. Each
+update takes one step on the fresh block, then a Poisson-distributed number of steps on sequences from the
+memory, drawn anew every time. After each step the average policy's network moves: θ_average <- α θ_average +
+(1 - α) θ.
 
-Deviations: the entropy's gradient, times `entropy_coef`, is part of g, so the trust region bounds it as well (as in the
-authors' code). ε keeps the quotients 1 / φ and 1 / |k|² finite. A time limit bootstraps from V of the last observation. Actions
-of several components, or of components with a shape, have a policy and action values for each element; these learn from the
-same rewards independently, and the loss is their mean. A recurrent network replays from the state stored when it acted.
-With `normalize_observations` a block enters the running moments before it is learnt from, so its ρ are not exactly 1.
+Deviations: the entropy's gradient, times `entropy_coef`, is part of g, so the trust region bounds it as well
+(as in the authors' code). ε keeps the quotients 1 / φ and 1 / |k|² finite. A time limit bootstraps from V of
+the last observation. Actions of several components, or of components with a shape, have a policy and action
+values for each element; these learn from the same rewards independently, and the loss is their mean. A
+recurrent network replays from the state stored when it acted. With `normalize_observations` a block enters
+the running moments before it is learnt from, so its ρ are not exactly 1.
 """
 
 from __future__ import annotations
@@ -71,7 +75,9 @@ class ActionElement(NamedTuple):
 
 
 class GradientOutputs(NamedTuple):
-    """Outputs through which the loss's gradient flows: those of the network in training, if that differs from the one in use."""
+    """Outputs through which the loss's gradient flows: those of the network in training, if that differs
+    from the one in use.
+    """
 
     policy: Categorical
     q: Array
@@ -116,7 +122,10 @@ def project(
 
 
 def loss(params: Tree, state: State, algorithm: ACER, block: Rollout) -> tuple[Array, Metrics]:
-    """Return the loss on a block, fresh or replayed, and metrics; the variables in the state may be those of `Model.learning`."""
+    """Return the loss on a block, fresh or replayed, and metrics.
+
+    The variables in the state may be those of `Model.learning`.
+    """
     variables = algorithm.model.in_use(state.variables)
     outputs = algorithm.evaluate({**variables, "params": params}, block)
     policy = algorithm.policy(outputs, block.observation)
@@ -226,7 +235,10 @@ class ACER:
         return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode); extras are the log-probabilities and recurrent state that replay needs."""
+        """Draw from the policy (or take its mode).
+
+        Extras are the log-probabilities and recurrent state that replay needs.
+        """
         outputs, after = self.model.apply(acting, observation, carry)
         action: Arrays = {}
         extras: dict[str, Tree] = {"log_probs": {}}
@@ -262,7 +274,8 @@ class ACER:
         moved: GradientOutputs,
         block: Rollout,
     ) -> Arrays:
-        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E` elements.
+        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E`
+        elements.
 
         What is constant in the loss is computed from `outputs`, those of the network as in use.
         """
@@ -288,7 +301,8 @@ class ACER:
         reward, discount, trace = rows
         q_ret = returns.retrace(q_taken, v, reward, discount, ratio, trace)
         taken = jax.nn.one_hot(action, q.shape[-1], dtype=jnp.bool_)
-        # The row after the block was there for V only. What follows is constant; gradients flow through φ and Q(s, a).
+        # The row after the block was there for V only. What follows is constant; gradients flow through φ and
+        # Q(s, a).
         log_prob, prob = log_probs[:-1], probs[:-1]
         z = policy_gradient(
             ActionElement(log_prob, behaviour, taken, q[:-1], v[:-1], q_ret),
@@ -326,7 +340,8 @@ class ACER:
         ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps
         count = jnp.where(ready, prng.poisson(key_count, c.replay_ratio), 0)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
+        # iteration.
         impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
 
         def replay(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:

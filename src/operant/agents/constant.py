@@ -1,7 +1,7 @@
 """The same action at every step: a reference for comparisons, or a fixed controller in an agent's place.
 
-An action without a given value takes the middle of its bounds, its only bound, 0, or False; a choice takes its first
-value. If a mask forbids the value of a choice, the first allowed one replaces it.
+An action without a given value takes the middle of its bounds, its only bound, 0, or False; a choice takes
+its first value. If a mask forbids the value of a choice, the first allowed one replaces it.
 
 Deviations: none. Nothing is learned.
 """

@@ -1,17 +1,19 @@
 """Deep deterministic policy gradient (DDPG).
 
-Paper: Lillicrap et al. 2016, "Continuous control with deep reinforcement learning" (https://arxiv.org/abs/1509.02971).
+Paper: Lillicrap et al. 2016, "Continuous control with deep reinforcement learning"
+(https://arxiv.org/abs/1509.02971).
 
     y = r + γ Q'(s', μ'(s'))
     L_critic = mean((y - Q(s, a))²)
     L_actor  = -mean(Q(s, μ(s)))                       (its gradient is eq. 6)
     θ' <- τ θ + (1 - τ) θ'                             for both targets, after every step   (algorithm 1)
 
-Deviations: acting noise is Gaussian and independent from step to step (Fujimoto et al. 2018, section 6.1), not an
-Ornstein-Uhlenbeck process; the paper's weight decay is left out, its batch normalisation is left to the given networks,
-and the critic reads the action in its first layer. Steps before `buffer_initial_size` act uniformly at random and count
-as environment steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit.
-A step in which the critic's gradient is not finite changes nothing but running averages.
+Deviations: acting noise is Gaussian and independent from step to step (Fujimoto et al. 2018, section 6.1),
+not an Ornstein-Uhlenbeck process; the paper's weight decay is left out, its batch normalisation is left to
+the given networks, and the critic reads the action in its first layer. Steps before `buffer_initial_size` act
+uniformly at random and count as environment steps. Terminal targets keep the value of the last observation
+when the episode was cut by a time limit. A step in which the critic's gradient is not finite changes nothing
+but running averages.
 """
 
 from __future__ import annotations

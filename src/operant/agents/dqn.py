@@ -1,47 +1,51 @@
 """Deep Q-network (DQN) and double DQN, with the parts of Rainbow as options.
 
-Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning"; van Hasselt et al. 2016, "Deep
-Reinforcement Learning with Double Q-learning" (https://arxiv.org/abs/1509.06461); Schaul et al. 2016, "Prioritized
-Experience Replay" (https://arxiv.org/abs/1511.05952); Wang et al. 2016, "Dueling Network Architectures"
-(https://arxiv.org/abs/1511.06581); Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"
-(https://arxiv.org/abs/1707.06887); Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression"
-(https://arxiv.org/abs/1710.10044); Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295);
-Hausknecht and Stone 2015, "Deep Recurrent Q-Learning for Partially Observable MDPs" (https://arxiv.org/abs/1507.06527);
-Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning" (R2D2,
-https://openreview.net/forum?id=r1lyTjAqYX).
+Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning"; van Hasselt et al. 2016,
+"Deep Reinforcement Learning with Double Q-learning" (https://arxiv.org/abs/1509.06461); Schaul et al. 2016,
+"Prioritized Experience Replay" (https://arxiv.org/abs/1511.05952); Wang et al. 2016, "Dueling Network
+Architectures" (https://arxiv.org/abs/1511.06581); Bellemare et al. 2017, "A Distributional Perspective on
+Reinforcement Learning" (https://arxiv.org/abs/1707.06887); Dabney et al. 2018, "Distributional Reinforcement
+Learning with Quantile Regression" (https://arxiv.org/abs/1710.10044); Fortunato et al. 2018, "Noisy Networks
+for Exploration" (https://arxiv.org/abs/1706.10295); Hausknecht and Stone 2015, "Deep Recurrent Q-Learning for
+Partially Observable MDPs" (https://arxiv.org/abs/1507.06527); Kapturowski et al. 2019, "Recurrent Experience
+Replay in Distributed Reinforcement Learning" (R2D2, https://openreview.net/forum?id=r1lyTjAqYX).
 
     y = r + γ max_a Q_target(s', a)                          (Mnih et al., algorithm 1)
     y = r + γ Q_target(s', argmax_a Q(s', a))                (van Hasselt et al., eq. 4; `double`)
     L = mean((y - Q(s, a))²)
 
-With `distributional` the network gives a distribution Z with mean Q, the target is that of r + γ Z_target(s', a*), and the
-loss the cross-entropy after projection (`c51`; Bellemare et al., algorithm 1) or the quantile Huber loss (`quantile`;
-Dabney et al., eq. 10). With `noisy` every call while learning draws its own noise on the weights (Fortunato et al., eqs.
-13 to 18), and acting draws anew after each update.
+With `distributional` the network gives a distribution Z with mean Q, the target is that of r + γ Z_target(s',
+a*), and the loss the cross-entropy after projection (`c51`; Bellemare et al., algorithm 1) or the quantile
+Huber loss (`quantile`; Dabney et al., eq. 10). With `noisy` every call while learning draws its own noise on
+the weights (Fortunato et al., eqs. 13 to 18), and acting draws anew after each update.
 
-A recurrent network (Q of all that an episode has shown so far) learns from sequences of successive rows. Online and target
-network are unrolled from the state h that was stored when the first row was acted on, h = 0 where an episode begins:
+A recurrent network (Q of all that an episode has shown so far) learns from sequences of successive rows.
+Online and target network are unrolled from the state h that was stored when the first row was acted on, h = 0
+where an episode begins:
 
-    (Q(o_t, ·), h_{t+1}) = network(o_t, h_t)                 (Hausknecht and Stone, sections 3 and 4)
-    L = mean over t of (y_t - Q(o_t, a_t))², burn_in <= t < burn_in + sequence_length      (Kapturowski et al., section 3)
+    (Q(o_t, ·), h_{t+1}) = network(o_t, h_t)                 (Hausknecht and Stone, 3 and 4)
+    L = mean over t of (y_t - Q(o_t, a_t))², burn_in <= t < burn_in + sequence_length     (Kapturowski, 3)
 
-The first `burn_in` rows only bring h up to date, without gradient. y_t is the target above, of up to `n_steps` rows.
+The first `burn_in` rows only bring h up to date, without gradient. y_t is the target above, of up to
+`n_steps` rows.
 
-One gradient step follows every `train_every` steps of all environments. Actions of several components, or of components
-with a shape, have one Q-value each; they share the target as independent learners do, and the loss is their mean.
+One gradient step follows every `train_every` steps of all environments. Actions of several components, or of
+components with a shape, have one Q-value each; they share the target as independent learners do, and the loss
+is their mean.
 
-Deviations: errors are squared, where Mnih et al. clip their gradient at ±1 (`huber` 1 does), and the optimizer is any,
-Adam by default, where theirs is RMSProp. Steps before `buffer_initial_size` act at random and count as environment
-steps. Terminal targets keep the value of the last observation when the episode was cut by a time limit. ε falls
-linearly from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` after that; with `noisy` it is 0 then. The
-target network is a copy every `target_sync_steps` environment steps (also when several environments step past the
-multiple at once), or a moving average with `tau` < 1. Noisy layers keep the network's own initial weights, and all
-environments act under the same noise. A return ends where the mask of the next observation allows nothing, also at a
-time limit. A row keeps the weight that `priority_alpha` gave when it was last replayed, also where that follows a
-schedule. Importance weights are divided by their sum over the batch, not by the largest (Schaul et al. 2016, section
-3.4). Priorities are the divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`).
-Sequences begin at any row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts
-anew. Values are not rescaled.
+Deviations: errors are squared, where Mnih et al. clip their gradient at ±1 (`huber` 1 does), and the
+optimizer is any, Adam by default, where theirs is RMSProp. Steps before `buffer_initial_size` act at random
+and count as environment steps. Terminal targets keep the value of the last observation when the episode was
+cut by a time limit. ε falls linearly from `epsilon_start` to `epsilon_end` over `epsilon_decay_steps` after
+that; with `noisy` it is 0 then. The target network is a copy every `target_sync_steps` environment steps
+(also when several environments step past the multiple at once), or a moving average with `tau` < 1. Noisy
+layers keep the network's own initial weights, and all environments act under the same noise. A return ends
+where the mask of the next observation allows nothing, also at a time limit. A row keeps the weight that
+`priority_alpha` gave when it was last replayed, also where that follows a schedule. Importance weights are
+divided by their sum over the batch, not by the largest (Schaul et al. 2016, section 3.4). Priorities are the
+divergence from the target (`c51`) or the mean absolute difference of quantiles (`quantile`). Sequences begin
+at any row and are drawn uniformly, not by priority; they run over ends of episodes, where h starts anew.
+Values are not rescaled.
 """
 
 from __future__ import annotations
@@ -74,7 +78,8 @@ class State(NamedTuple):
 
     variables: Tree
     target: Tree
-    """What is learned, as the target network has it: parameters, or with `noisy` parameters and deviations."""
+    """What is learned, as the target network has it: parameters, or with `noisy` parameters and
+    deviations."""
     optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
@@ -83,7 +88,10 @@ class State(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of networks for the `B` transitions of a batch; leaves `[B, *action shape, values, *atoms]` by action."""
+    """Outputs of networks for the `B` transitions of a batch.
+
+    Leaves `[B, *action shape, values, *atoms]` by action.
+    """
 
     online: Arrays
     """Online network, of `observation`."""
@@ -96,7 +104,10 @@ class Outputs(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch, with the priorities `[B]` and metrics. The key is for noise in the network."""
+    """Return the mean loss of a batch, with the priorities `[B]` and metrics.
+
+    The key is for noise in the network.
+    """
 
     def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
@@ -111,7 +122,9 @@ def loss(
 def sequence_loss(
     learned: Tree, state: State, algorithm: DQN, block: Rollout, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
+    """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities
+    `[sequence_length B]`.
+    """
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
@@ -185,7 +198,9 @@ class DQN(QLearner):
 
     @property
     def sequence_rows(self) -> int:
-        """Rows of a replayed sequence: the burn-in, those that are learnt from, and the rest of the last n-step return."""
+        """Rows of a replayed sequence: the burn-in, those that are learnt from, and the rest of the last
+        n-step return.
+        """
         return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
@@ -246,7 +261,10 @@ class DQN(QLearner):
         return state._replace(variables={**state.variables, "params": params}, noise=noise)
 
     def perturbed(self, learned: Tree, key: Key, *path: Any) -> Tree:
-        """Return the parameters to call the network with; with `noisy` those under the noise of the key at `path`."""
+        """Return the parameters to call the network with.
+
+        With `noisy` those under the noise of the key at `path`.
+        """
         if not self.config.noisy:
             return learned
         return perturbed(learned["params"], learned["sigma"], fold(key, *path))
@@ -288,7 +306,8 @@ class DQN(QLearner):
         c = self.config
         replay, optimizer = self.memory, updates.optimizer(self.config)
         keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
+        # iteration.
         impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
 
         def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
@@ -320,7 +339,9 @@ class DQN(QLearner):
         return state, memory, {**metrics, "update/skipped": skipped}
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
-        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of sequences."""
+        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of
+        sequences.
+        """
         c, replay = self.config, self.memory
         scale = functools.partial(updates.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:

@@ -1,27 +1,28 @@
-"""The modular agent: policy, memory, update, optimizer, objective, return estimation, baseline and exploration by choice.
+"""The modular agent: policy, memory, update, optimizer, objective, return estimation, baseline and
+exploration by choice.
 
-Well-known algorithms are points in this space (Williams 1992; Sutton et al. 2000; Mnih et al. 2015; van Hasselt et al.
-2016; Wang et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the table are such points with
-names. An update is
+Well-known algorithms are points in this space (Williams 1992; Sutton et al. 2000; Mnih et al. 2015; van
+Hasselt et al. 2016; Wang et al. 2016; Schulman et al. 2016 and 2017); the agents of this module in the table
+are such points with names. An update is
 
     rows     = the newest `batch_size` timesteps or episodes, or as many uniform draws from a replay memory
-    G        = returns of at most `horizon` rewards, then V or max_a Q (`operant.agents.modules.reward_estimation`)
+    G        = returns of at most `horizon` rewards, then V or max_a Q (`modules.reward_estimation`)
     A        = G, less the baseline's V if there is one
-    θ        <- `multi_step` steps of the optimizer on the loss of the objective (`operant.agents.modules.objectives`), each on all
-                rows or a sample of them
+    θ        <- `multi_step` steps of the optimizer on the loss of the objective (`modules.objectives`), each
+                on all rows or a sample of them
     target   <- the network, every `target_sync_frequency` updates
 
 and is due every `frequency` timesteps or episodes.
 
-Recurrent networks process rows in order, from the state that was stored when the oldest was acted on. As many rows
-before the batch as the layer's `horizon` only warm them up: they have no loss of their own, though gradients flow back
-through them (Kapturowski et al. 2019, stored state and burn-in). Each draw from a replay memory is one step with the
-rows before it.
+Recurrent networks process rows in order, from the state that was stored when the oldest was acted on. As many
+rows before the batch as the layer's `horizon` only warm them up: they have no loss of their own, though
+gradients flow back through them (Kapturowski et al. 2019, stored state and burn-in). Each draw from a replay
+memory is one step with the rows before it.
 
 Deviations: predictions, and the old policy of the importance ratio, are those at the beginning of the update.
-Timesteps are counted as rows of all actors, one of which per episode holds its last observation and takes part in no
-loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the prediction for the last
-observation; if nothing is predicted, the limit counts as a termination.
+Timesteps are counted as rows of all actors, one of which per episode holds its last observation and takes
+part in no loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the
+prediction for the last observation; if nothing is predicted, the limit counts as a termination.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class ModularPolicyState(NamedTuple):
 
 
 def _network(config: Config, network: Any, spaces: Spaces) -> Any:
-    """Return a network preceded by the preprocessing of states, if any; layers without a state's name are for every float state."""
+    """Return a network preceded by the preprocessing of states, if any.
+
+    Layers without a state's name are for every float state.
+    """
     given = config.state_preprocessing
     if given is None:
         return network
@@ -109,8 +113,10 @@ def _served(config: Config, spaces: Spaces) -> None:
     explores = isinstance(config.exploration, Schedule) or bool(config.exploration)
     if config.objective == "policy_gradient" and explores and bounded and config.distribution != "clip":
         raise SpecError(
-            f"exploration adds noise to float actions, also beyond the bounds, where distribution={config.distribution!r} has no density. "
-            f"Received: exploration={config.exploration!r}. Use distribution='clip', or entropy_regularization in place of exploration."
+            "exploration adds noise to float actions, also beyond the bounds, where "
+            f"distribution={config.distribution!r} has no density. "
+            f"Received: exploration={config.exploration!r}. Use distribution='clip', or "
+            "entropy_regularization in place of exploration."
         )
 
 
@@ -249,7 +255,9 @@ class Modular:
         return state._replace(made=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> ModularPolicyState:
-        """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew for every block."""
+        """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew
+        for every block.
+        """
         baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
             return ModularPolicyState(state.variables, (), baseline)
@@ -273,7 +281,10 @@ class Modular:
     def act(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
     ) -> Action:
-        """Draw actions and explore, or take the best; a recurrent baseline's state is carried along. Extras are the states before."""
+        """Draw actions and explore, or take the best; a recurrent baseline's state is carried along.
+
+        Extras are the states before.
+        """
         amount = self.config.exploration
         outputs, own = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
@@ -282,7 +293,9 @@ class Modular:
         return self._with_carries(acting, observation, carry, own, action)
 
     def recall(self, acting: ModularPolicyState, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have returned, had it chosen these actions: what a baseline remembers may depend on them."""
+        """Return what `act` would have returned, had it chosen these actions: what a baseline remembers
+        may depend on them.
+        """
         own = self._forward(acting, observation, carry, True)[1]
         return self._with_carries(acting, observation, carry, own, action)
 
@@ -299,7 +312,9 @@ class Modular:
     def _with_carries(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, own: Tree, action: Arrays
     ) -> Action:
-        """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
+        """Return an action with the recurrent states of all networks: those before it as extras, those
+        after it as carry.
+        """
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"model": own} if "model" in self.recurrent else {}
@@ -315,10 +330,11 @@ class Modular:
         )
 
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
-        """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes late.
+        """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes
+        late.
 
-        All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency` after the
-        last one, but not before `start`, and is late by what has passed since both.
+        All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency`
+        after the last one, but not before `start`, and is late by what has passed since both.
         """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
@@ -337,8 +353,8 @@ class Modular:
     ) -> tuple[State, Tree, Metrics]:
         """Observe the block, and learn from the memory if an update is due.
 
-        The update is a loop of one iteration or none, not a conditional: XLA copies what a conditional returns, a loop
-        works in place.
+        The update is a loop of one iteration or none, not a conditional: XLA copies what a conditional
+        returns, a loop works in place.
         """
         scale, _ = updates.scale_block(self.config, state.reward_scale, block)
         seen = {
@@ -347,7 +363,8 @@ class Modular:
         }
         state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
         due, now, late = self.due(state, memory, counters)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
+        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
+        # iteration.
         words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
         shapes = jax.eval_shape(lambda: self._improve(state, memory, late, words, impl)[1])
         nothing = {name: jnp.full((), jnp.nan, jnp.float32) for name in shapes}
@@ -376,7 +393,9 @@ class Modular:
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
     def prepared(self, state: State, late: Array | int = 0) -> BatchPreparation:
-        """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes late."""
+        """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes
+        late.
+        """
         return BatchPreparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
             self.params(state), self.frozen(state), state.target, state.reward_scale, late,
@@ -409,10 +428,16 @@ class Modular:
             baseline = objective
             own, opt_state, other = gradient_steps.fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
-                own, state.baseline_optimizer, optimizers[1], rows, counts,
-                gradient_steps.UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization), keys[2],
-                self._learning(baseline.value_loss, frozen, impl), whole=whole,
-            )  # fmt: skip
+                own,
+                state.baseline_optimizer,
+                optimizers[1],
+                rows,
+                counts,
+                gradient_steps.UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization),
+                keys[2],
+                self._learning(baseline.value_loss, frozen, impl),
+                whole=whole,
+            )
             grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
             watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
         params = {**together, **own}
@@ -433,8 +458,8 @@ class Modular:
     ) -> gradient_steps.TrainingPass | None:
         """Return how networks are applied in gradient steps; None if as when acting.
 
-        With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient must belong
-        to one function.
+        With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient
+        must belong to one function.
         """
         if not any(model.learns_otherwise for model in self.models.values()):
             return None

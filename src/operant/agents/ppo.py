@@ -7,17 +7,18 @@ Paper: Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (https://
     L_value  = mean(½ max((V - R)², (V_old + clip(V - V_old, -ε, ε) - R)²))
     L        = L_policy + c_v L_value - c_e H(π_θ)                                    (eq. 9)
 
-with A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over blocks of `n_steps` rows, R = A + V_old,
-and `ppo_epochs` passes over the block in `mini_batches` shuffled parts. With `target_kl` an update ends early, by the rule of
-Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3, `ppo/ppo.py`): before each step the divergence is estimated on
-its minibatch, and the first one beyond 1.5 `target_kl` is also the first without a step.
+with A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over blocks of `n_steps` rows, R =
+A + V_old, and `ppo_epochs` passes over the block in `mini_batches` shuffled parts. With `target_kl` an update
+ends early, by the rule of Stable-Baselines3 (https://github.com/DLR-RM/stable-baselines3, `ppo/ppo.py`):
+before each step the divergence is estimated on its minibatch, and the first one beyond 1.5 `target_kl` is
+also the first without a step.
 
-Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the authors'
-code, not in the paper (`clip_value`, `normalize_advantage` turn them off); a minibatch of a single row keeps its
-advantage. The squared error of the value is halved. A time limit bootstraps from the value of the last observation. If
-the block does not divide into minibatches, each epoch leaves out a different random remainder; those of a recurrent
-network are made of whole sequences. With `normalize_observations` a block enters the running moments before it is
-learnt from, so the first r is not exactly 1.
+Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the
+authors' code, not in the paper (`clip_value`, `normalize_advantage` turn them off); a minibatch of a single
+row keeps its advantage. The squared error of the value is halved. A time limit bootstraps from the value of
+the last observation. If the block does not divide into minibatches, each epoch leaves out a different random
+remainder; those of a recurrent network are made of whole sequences. With `normalize_observations` a block
+enters the running moments before it is learnt from, so the first r is not exactly 1.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 SLACK = 1.5
-"""How many times `target_kl` the divergence may be before steps end: a single minibatch's estimate is noisy."""
+"""How many times `target_kl` the divergence may be before steps end: a single minibatch's estimate is
+noisy."""
 
 
 class State(NamedTuple):
@@ -144,7 +146,10 @@ class PPO(ActorCritic):
     def _epochs(
         self, variables: Tree, opt_state: Tree, batch: PPOBatch, carry: Tree, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
-        """Run all gradient steps of one update in one scan. Those after `target_kl` was reached have no effect."""
+        """Run all gradient steps of one update in one scan.
+
+        Those after `target_kl` was reached have no effect.
+        """
         limit, optimizer = self.config.target_kl, updates.optimizer(self.config)
 
         def step(learned: tuple[Tree, Tree, Array], part: Part) -> tuple[tuple[Tree, Tree, Array], Metrics]:

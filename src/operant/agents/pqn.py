@@ -1,23 +1,26 @@
-"""Parallelised Q-network (PQN): Q-learning from fresh blocks of many environments, without replay and target network.
+"""Parallelised Q-network (PQN): Q-learning from fresh blocks of many environments, without replay and target
+network.
 
-Paper: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning" (https://arxiv.org/abs/2407.04811).
+Paper: Gallici et al. 2024, "Simplifying Deep Temporal Difference Learning"
+(https://arxiv.org/abs/2407.04811).
 
     G_t = r_t + γ [(1 - λ) max_a Q(s_{t+1}, a) + λ G_{t+1}]           (section 4 and algorithm 1)
     L   = mean((G - Q(s, a))²)
 
-with G computed once per block, from the network as it was when it acted, and `epochs` passes over the block in `mini_batches`
-shuffled parts. G is Peng's Q(λ) (Peng and Williams 1994): later random actions are not corrected for (Daley and Amato 2019
-compare). Layer normalisation takes the place of the target network; an 'auto' network has it here.
+with G computed once per block, from the network as it was when it acted, and `epochs` passes over the block
+in `mini_batches` shuffled parts. G is Peng's Q(λ) (Peng and Williams 1994): later random actions are not
+corrected for (Daley and Amato 2019 compare). Layer normalisation takes the place of the target network; an
+'auto' network has it here.
 
-Actions of several components, or of components with a shape, have values and returns G of their own, and the loss is their
-mean.
+Actions of several components, or of components with a shape, have values and returns G of their own, and the
+loss is their mean.
 
-A recurrent network processes the rows of a block in order, from the state that it had before the first; minibatches are
-then whole columns, the rows of some environments.
+A recurrent network processes the rows of a block in order, from the state that it had before the first;
+minibatches are then whole columns, the rows of some environments.
 
-Deviations: the square is not halved. A time limit bootstraps from the value of the last observation, 0 where its mask
-allows nothing. The return of a terminal step is its reward alone. If a block does not divide into minibatches, each
-pass leaves out a different random remainder.
+Deviations: the square is not halved. A time limit bootstraps from the value of the last observation, 0 where
+its mask allows nothing. The return of a terminal step is its reward alone. If a block does not divide into
+minibatches, each pass leaves out a different random remainder.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ def loss(
 
 
 def normalised(model: Any) -> Any:
-    """Return a network's specification, with layer normalisation if it is an 'auto' one that does not say otherwise."""
+    """Return a network's specification, with layer normalisation if it is an 'auto' one that does not say
+    otherwise.
+    """
     spec = written(model)
     return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
@@ -95,7 +100,10 @@ class PQN(QLearner):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
-        """Build the network; refuse float actions, and blocks that cannot be divided into the minibatches asked for."""
+        """Build the network.
+
+        Refuse float actions, and blocks that cannot be divided into the minibatches asked for.
+        """
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         made = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
         if made.model.recurrent:

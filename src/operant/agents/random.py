@@ -1,8 +1,8 @@
 """Random actions: a reference for comparisons, and a way to try an environment.
 
-Choices are uniform over the values that masks allow, bools are True half of the time, floats uniform between their bounds. A
-float without bounds is standard normal; one with a single bound lies beyond it by an exponentially distributed distance of
-mean 1. Independent and deterministic calls are random too.
+Choices are uniform over the values that masks allow, bools are True half of the time, floats uniform between
+their bounds. A float without bounds is standard normal; one with a single bound lies beyond it by an
+exponentially distributed distance of mean 1. Independent and deterministic calls are random too.
 
 Deviations: none. Nothing is learned.
 """
@@ -28,7 +28,10 @@ class State(NamedTuple):
 
 
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
-    """Return the randomness of `n` actions: a number for each value of a choice; for a float, one drawn according to its bounds."""
+    """Return the randomness of `n` actions: a number for each value of a choice.
+
+    For a float, one drawn according to its bounds.
+    """
     if leaf.type != "float":
         return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
     shape = (n, *leaf.shape)

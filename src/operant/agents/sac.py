@@ -1,20 +1,23 @@
 """Soft actor-critic (SAC), with automatic temperature.
 
-Paper: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (https://arxiv.org/abs/1812.05905), sections 4 to 6.
+Paper: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications"
+(https://arxiv.org/abs/1812.05905), sections 4 to 6.
 
-    ã = tanh(m(s) + σ(s) ε),  ε ~ N(0, 1)              π, with actions in units of half their range (appendix C)
+    ã = tanh(m(s) + σ(s) ε),  ε ~ N(0, 1)      π, with actions in units of half their range (appendix C)
     y = r + γ (min(Q₁'(s', ã'), Q₂'(s', ã')) - α log π(ã'|s'))
     L_critic      = Σᵢ mean((y - Qᵢ(s, a))²)           (eq. 5, not halved)
     L_actor       = mean(α log π(ã|s) - min(Q₁(s, ã), Q₂(s, ã)))         (eq. 7)
     L_temperature = -α mean(log π(ã|s) + H̄)            (eq. 18, by log α)
     θ' <- τ θ + (1 - τ) θ'                             for both critics' targets, after every step
 
-The policy's log-probability is a density over units, so the target entropy H̄ means the same whatever the range of an action.
+The policy's log-probability is a density over units, so the target entropy H̄ means the same whatever the
+range of an action.
 
-Deviations: the temperature's step uses the sample of the actor's step, drawn before that changed the actor. One optimizer
-steps both critics, so `grad_norm` bounds their gradients together. Steps before `buffer_initial_size` act uniformly at random,
-as the authors' code does, and count as environment steps. Terminal targets keep the value of the last observation when the episode
-was cut by a time limit. A step in which the critics' gradient is not finite changes nothing but running averages.
+Deviations: the temperature's step uses the sample of the actor's step, drawn before that changed the actor.
+One optimizer steps both critics, so `grad_norm` bounds their gradients together. Steps before
+`buffer_initial_size` act uniformly at random, as the authors' code does, and count as environment steps.
+Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in
+which the critics' gradient is not finite changes nothing but running averages.
 """
 
 from __future__ import annotations
@@ -128,7 +131,9 @@ class SAC(Continuous):
         return self.draw(outputs, noise)[0]
 
     def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
-        """Return actions in units, and their log-probability `[*B]`, summed over all elements that are `free`."""
+        """Return actions in units, and their log-probability `[*B]`, summed over all elements that are
+        `free`.
+        """
         parts: Any = self.policy.distribution(outputs).parts
         actions, log_probs = {}, []
         for name, part in parts.items():
@@ -172,7 +177,10 @@ class SAC(Continuous):
     def _follow_up(
         self, state: State, improved: CriticStep, batch: ReplayBatch, noise: Arrays, key: Key
     ) -> tuple[State, Metrics]:
-        """Store the improved critics; if they took a step, step actor and temperature and move the targets."""
+        """Store the improved critics.
+
+        If they took a step, step actor and temperature and move the targets.
+        """
 
         def once(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             params, optimizer, log_temperature, of_temperature, slow, _ = carry

@@ -1,7 +1,7 @@
 """The table of agents: all that other files need to know about an algorithm.
 
-An entry gives an algorithm's name, its module (which defines `Config`, `State` and the class named here), and options that a
-second name fixes. Imports no JAX: help is read from it.
+An entry gives an algorithm's name, its module (which defines `Config`, `State` and the class named here), and
+options that a second name fixes. Imports no JAX: help is read from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class AgentEntry(NamedTuple):
     bounded: bool = False
     """Whether it needs finite bounds of float actions."""
     form: dict[str, Any] | None = None
-    """Options of the agent `DEFAULT` that make it a form of this one: used if options are given that only `DEFAULT` has."""
+    """Options of the agent `DEFAULT` that make it a form of this one: used if options are given that only
+    `DEFAULT` has."""
 
     @property
     def options_module(self) -> str:
@@ -194,21 +195,34 @@ DEFAULT = "modular"
 
 
 def identify(cls: Any) -> tuple[str, type[Config]]:
-    """Return the name and the `Config` of an algorithm's class; that of a class of the user's own is ``module:Name``.
+    """Return the name and the `Config` of an algorithm's class.
+
+    That of a class of the user's own is ``module:Name``.
 
     Raises:
         SpecError: it is not an algorithm.
     """
+    if not isinstance(cls, type):
+        raise not_an_agent(cls)
     config = getattr(sys.modules[cls.__module__], "Config", None)
     if not (isinstance(config, type) and issubclass(config, Config) and hasattr(cls, "update")):
         raise SpecError(
-            f"{cls.__name__} is not an algorithm: it must have the methods of one, and its module, {cls.__module__}, "
+            f"{cls.__name__} is not an algorithm: it must have the methods of one, and its module, "
+            f"{cls.__module__}, "
             "define `Config` beside the class. See docs/add-an-algorithm.md."
         )
     for name, known in AGENTS.items():
         if (known.cls, f"{PACKAGE}.{known.module}") == (cls.__name__, cls.__module__):
             return name, config
     return f"{cls.__module__}:{cls.__qualname__}", config
+
+
+def not_an_agent(value: Any) -> SpecError:
+    """Return the error for what names no agent."""
+    return SpecError(
+        "An agent must be a name, a dict with 'type', a JSON file or an algorithm class. "
+        f"Received: {value!r}.{suggest(str(value), [*AGENTS, *ALIASES])}"
+    )
 
 
 def represented(cls: Any) -> str | None:
@@ -220,7 +234,8 @@ def represented(cls: Any) -> str | None:
 def resolve(name: str) -> str:
     """Return the name in the table that a name stands for; an unknown one is an error with the close match.
 
-    A class of the user's own, `module:Name`, is imported; what is returned then names it by the module that defines it.
+    A class of the user's own, `module:Name`, is imported; what is returned then names it by the module that
+    defines it.
     """
     if ":" in name:
         cls = import_object(name, "agent")
@@ -233,7 +248,10 @@ def resolve(name: str) -> str:
 
 
 def entry(name: str) -> AgentEntry:
-    """Look a name up, or describe the user's own class that it imports; an unknown one is an error with the close match."""
+    """Look a name up, or describe the user's own class that it imports.
+
+    An unknown one is an error with the close match.
+    """
     known = resolve(name)
     if known in AGENTS:
         return AGENTS[known]
@@ -263,7 +281,8 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def config_class(name: str) -> type[Config]:
-    """Return an algorithm's options: of operant's own algorithms without JAX, as they have a module of their own.
+    """Return an algorithm's options: of operant's own algorithms without JAX, as they have a module of their
+    own.
 
     Help must appear at once, and importing JAX takes most of a second.
     """

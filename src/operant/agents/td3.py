@@ -6,15 +6,16 @@ Paper: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-C
     ã = clip(μ'(s') + clip(ε, -c, c), -1, 1),  ε ~ N(0, σ²), drawn for every sample and action element
     y = r + γ min(Q₁'(s', ã), Q₂'(s', ã))              one target for both critics
     L_critic = mean((y - Q₁(s, a))²) + mean((y - Q₂(s, a))²)
-    L_actor  = -mean(Q₁(s, μ(s)))                      every `policy_delay` steps; only then all targets move, too:
+    L_actor  = -mean(Q₁(s, μ(s)))            every `policy_delay` steps; only then targets move, too:
     θ' <- τ θ + (1 - τ) θ'
 
 σ is `policy_noise_coef`, c is `noise_clip`. The delay counts gradient steps of the whole run.
 
-Deviations: one optimizer steps both critics, so `grad_norm` bounds their gradients together (elsewhere it makes no difference).
-Steps before `buffer_initial_size` act uniformly at random, as the authors' code does, and count as environment steps.
-Terminal targets keep the value of the last observation when the episode was cut by a time limit. A step in which the critics'
-gradient is not finite changes nothing but the count and running averages.
+Deviations: one optimizer steps both critics, so `grad_norm` bounds their gradients together (elsewhere it
+makes no difference). Steps before `buffer_initial_size` act uniformly at random, as the authors' code does,
+and count as environment steps. Terminal targets keep the value of the last observation when the episode was
+cut by a time limit. A step in which the critics' gradient is not finite changes nothing but the count and
+running averages.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
 """Trust region policy optimization (TRPO), the single-path version.
 
-Paper: Schulman et al. 2015, "Trust Region Policy Optimization" (https://arxiv.org/abs/1502.05477), section 6 and appendix C.
+Paper: Schulman et al. 2015, "Trust Region Policy Optimization" (https://arxiv.org/abs/1502.05477), section 6
+and appendix C.
 
     maximise L(θ) = mean(π_θ(a|s) / π_old(a|s) A)   subject to   mean KL(π_old || π_θ) <= δ      (eq. 14)
     step s = √(2 δ / xᵀ F x) x with F x = ∇L(θ_old), by conjugate gradient                       (appendix C)
     θ_new = θ_old + s / 2^k with the least k that raises L and keeps the divergence
 
-with F the Fisher matrix of the policy, and A from generalised advantage estimation (Schulman et al. 2016, eq. 16) over
-blocks of `n_steps` rows. The critic is a network of its own, fitted by gradient steps on
+with F the Fisher matrix of the policy, and A from generalised advantage estimation (Schulman et al. 2016, eq.
+16) over blocks of `n_steps` rows. The critic is a network of its own, fitted by gradient steps on
 
     L_value = c_v mean(½ (V - R)²),   R = A + V_old
 
-Deviations: F is damped; the line search allows 1.5 times the divergence, because the quadratic model is exceeded about as
-often as not; advantages are standardised over the block (all three as in OpenAI Baselines, the authors' later code). The objective
-may have an entropy bonus. The critic takes steps of first order, where Schulman et al. 2016 fit it within a trust region;
-the value's change can be clipped (`clip_value`). A time limit bootstraps from the value of the last observation. F is
-estimated on every `fvp_n_steps`-th row; a recurrent actor computes the rows between as well. With `normalize_observations` a block
-enters the running moments before it is learnt from, so π_θ / π_old is not exactly 1 at θ_old.
+Deviations: F is damped; the line search allows 1.5 times the divergence, because the quadratic model is
+exceeded about as often as not; advantages are standardised over the block (all three as in OpenAI Baselines,
+the authors' later code). The objective may have an entropy bonus. The critic takes steps of first order,
+where Schulman et al. 2016 fit it within a trust region; the value's change can be clipped (`clip_value`). A
+time limit bootstraps from the value of the last observation. F is estimated on every `fvp_n_steps`-th row; a
+recurrent actor computes the rows between as well. With `normalize_observations` a block enters the running
+moments before it is learnt from, so π_θ / π_old is not exactly 1 at θ_old.
 """
 
 from __future__ import annotations
@@ -158,7 +160,10 @@ class TRPO(ActorCritic):
     def take(
         self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
     ) -> Action:
-        """Take the action that `choose` picks from the actor's policy; a recurrent critic is carried along."""
+        """Take the action that `choose` picks from the actor's policy.
+
+        A recurrent critic is carried along.
+        """
         own = carry if self.recurrent else {"actor": (), "critic": ()}
         action = super().take(acting["actor"], observation, own["actor"], choose)
         if not self.recurrent:
@@ -211,7 +216,8 @@ class TRPO(ActorCritic):
     def _improve(self, actor: Tree, carry: Tree, block: Rollout, advantage: Array) -> tuple[Tree, Metrics]:
         """Take one natural-gradient step of the policy, as far as the line search allows.
 
-        Gradient, Fisher matrix and line search must speak of one function: the network as in use, without dropout.
+        Gradient, Fisher matrix and line search must speak of one function: the network as in use, without
+        dropout.
         """
         c, weight = self.config, block.valid.astype(jnp.float32)
         start, tree = ravel_pytree(actor["params"])
@@ -258,7 +264,9 @@ class TRPO(ActorCritic):
         }
 
     def _fisher(self, outputs: Outputs, params: Array, block: Rollout) -> Callable[[Array], Array]:
-        """Return the product of a vector with the damped Fisher matrix, estimated on every `fvp_n_steps`-th row."""
+        """Return the product of a vector with the damped Fisher matrix, estimated on every
+        `fvp_n_steps`-th row.
+        """
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
         if self.model.recurrent:  # it needs the rows in between as well

@@ -1,9 +1,9 @@
 """Files of named arrays, hashed while they are written and read.
 
-The format is safetensors (https://github.com/huggingface/safetensors): eight bytes of length, a JSON table, raw
-bytes. It is written here directly, so that hashing overlaps with writing (a large replay memory is saved as fast as
-the slower of the two), every dtype of JAX is exact, and reading costs no copy. Nothing in a file is trusted: it is
-hashed whole, then its table is checked against what the caller expects.
+The format is safetensors (https://github.com/huggingface/safetensors): eight bytes of length, a JSON table,
+raw bytes. It is written here directly, so that hashing overlaps with writing (a large replay memory is saved
+as fast as the slower of the two), every dtype of JAX is exact, and reading costs no copy. Nothing in a file
+is trusted: it is hashed whole, then its table is checked against what the caller expects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from operant.errors import CheckpointError
 PIECE = 256 << 20
 """Bytes of an array on another device that are fetched at once."""
 
-# Every dtype that an array may have, and its name in safetensors. Those unknown there are stored as bytes (U8).
+# Every dtype that an array may have, and its name in safetensors. Those unknown there are stored as bytes
+# (U8).
 DTYPES: dict[str, tuple[np.dtype, str]] = {
     name: (np.dtype(getattr(ml_dtypes, name, name)), tag)
     for name, tag in {
@@ -64,7 +65,9 @@ def _as_bytes(dtype: str) -> bool:
 
 
 def _pieces(array: Any) -> Iterator[Any]:
-    """Yield an array, a large one of a device's own memory by and by: of one that is fetched whole JAX keeps the copy."""
+    """Yield an array, a large one of a device's own memory by and by: of one that is fetched whole JAX
+    keeps the copy.
+    """
     if not _elsewhere(array) or array.nbytes <= PIECE:
         yield array
         return

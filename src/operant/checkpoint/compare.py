@@ -13,7 +13,8 @@ from operant.checkpoint.store import Checkpoint
 def differences(first: str | Path, second: str | Path) -> list[str]:
     """Return what differs between the leaves of two checkpoints, a line for each; empty if they are the same.
 
-    The leaves are compared bit by bit: a NaN equals the same NaN, 0.0 is not -0.0. The headers are not compared.
+    The leaves are compared bit by bit: a NaN equals the same NaN, 0.0 is not -0.0. The headers are not
+    compared.
 
     Raises:
         CheckpointError: one of them cannot be read.

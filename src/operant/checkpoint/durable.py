@@ -27,13 +27,15 @@ _CHUNK = 8 << 20  # bytes that are hashed while the next ones are read
 ALIGN = 64
 """Array files put their arrays at multiples of this many bytes."""
 _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How some network and cluster file systems say that they cannot lock folders, or cannot force them to the disk."""
+"""How some network and cluster file systems say that they cannot lock folders, or cannot force them to the
+disk."""
 TEMPORARY = ".tmp-"
 """How the names of files begin that are being written: they are left behind if the process dies."""
 PATIENCE_SECONDS = 30.0
 """How long another process may hold a folder before those who wait for it are warned."""
 _OWN: dict[tuple[int, int], threading.Lock] = {}
-"""Folders that this process holds by `locked(wait=False)`, by device and inode, with the lock of its threads that write there."""
+"""Folders that this process holds by `locked(wait=False)`, by device and inode, with the lock of its
+threads that write there."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -73,14 +75,20 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
 
 
 def measure(path: Path, size: int) -> None:
-    """Check that a plain file has this size in bytes, without reading it. Raises `CheckpointError` as `read` does."""
+    """Check that a plain file has this size in bytes, without reading it.
+
+    Raises `CheckpointError` as `read` does.
+    """
     with _opened(path, size):
         pass
 
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None) -> Iterator[tuple[Any, int]]:
-    """Open a plain file, of that size if one is given; yield it and its size. Failures meanwhile become `CheckpointError`."""
+    """Open a plain file, of that size if one is given; yield it and its size.
+
+    Failures meanwhile become `CheckpointError`.
+    """
     flags = (
         os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
@@ -133,7 +141,10 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
-    """Yield a temporary path that no other process uses; the file written there is forced to the disk and replaces `final`."""
+    """Yield a temporary path that no other process uses.
+
+    The file written there is forced to the disk and replaces `final`.
+    """
     temporary = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
     try:
         yield temporary
@@ -161,10 +172,13 @@ def outliving(what: str) -> Iterator[None]:
 
 
 def hold(path: Path, wait: bool = False) -> int:
-    """Open and lock a file or folder until the descriptor is closed or the process dies; without POSIX, only open it.
+    """Open and lock a file or folder until the descriptor is closed or the process dies.
+
+    Without POSIX, only open it.
 
     Raises:
-        OSError: it is locked already (`BlockingIOError`, unless `wait`), it does not exist, or it cannot be locked.
+        OSError: it is locked already (`BlockingIOError`, unless `wait`), it does not exist, or it cannot be
+            locked.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     if os.name == "posix":
@@ -179,14 +193,18 @@ def hold(path: Path, wait: bool = False) -> int:
 
 
 def _waited_for(folder: Path) -> int:
-    """Lock a folder once nobody else holds it. A long wait gives a warning, since a run holds its folder while it trains."""
+    """Lock a folder once nobody else holds it.
+
+    A long wait gives a warning, since a run holds its folder while it trains.
+    """
     until = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(BlockingIOError):
             return hold(folder)
         time.sleep(0.02)
     warnings.warn(
-        f"{folder} is held by another process, such as a run that trains there: waiting for its end. Write to another folder to go on at once.",
+        f"{folder} is held by another process, such as a run that trains there: waiting for its end. Write "
+        "to another folder to go on at once.",
         RuntimeWarning,
         stacklevel=6,
     )
@@ -203,9 +221,9 @@ def _let_go(own: tuple[int, int]) -> None:
 def locked(folder: Path, wait: bool = True) -> Iterator[None]:
     """Lock the folder against other writers. The system releases the lock when the process dies.
 
-    Where the file system has no such locks, a warning says so, and the folder is not locked. A process that holds the
-    folder by `wait=False`, as a run holds its own, may still write there: it takes no second lock of the system, since
-    it would wait for itself for ever.
+    Where the file system has no such locks, a warning says so, and the folder is not locked. A process that
+    holds the folder by `wait=False`, as a run holds its own, may still write there: it takes no second lock
+    of the system, since it would wait for itself for ever.
 
     Args:
         folder: one that exists.
@@ -235,7 +253,8 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
             if error.errno not in _UNKNOWN:
                 raise
             warnings.warn(
-                f"{folder} is not held against other processes that write there: {error}. Let no two write to it at once.",
+                f"{folder} is not held against other processes that write there: {error}. Let no two write "
+                "to it at once.",
                 RuntimeWarning,
                 stacklevel=4,
             )

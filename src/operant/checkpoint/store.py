@@ -29,7 +29,8 @@ from operant.spec import plain
 from operant.types import Tree
 
 _REPLACED = ".old-"
-# File systems allow 255 characters, some of which are needed for the number at the end and for temporary names.
+# File systems allow 255 characters, some of which are needed for the number at the end and for temporary
+# names.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(-\d{1,20})?")
 _NUMBER = re.compile(r"-\d+$")
 NAMED = "made of letters, digits, '.', '_' and '-', at most 200, with no '.' or '-' in front"
@@ -43,23 +44,24 @@ def save(
     """Write the checkpoint `directory/name`, whole or not at all.
 
     It is written under a temporary name in `directory`, every file is forced to the disk, and the folder is
-    renamed. A process that is killed at any moment leaves the earlier checkpoints as they were; what it left behind
-    is removed by the next `save`. Writers in several processes take turns.
+    renamed. A process that is killed at any moment leaves the earlier checkpoints as they were; what it left
+    behind is removed by the next `save`. Writers in several processes take turns.
 
     Args:
         directory: folder of checkpoints; made if missing.
         tree: pytree of JAX and NumPy arrays, typed keys, Python numbers, strings and None.
         header: JSON data to store beside it (configs are written as dicts).
-        keep: how many of the newest checkpoints to keep, of those named like this one except for the number at the end;
-            None keeps all.
-        name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name, or an empty folder, is replaced.
+        keep: how many of the newest checkpoints to keep, of those named like this one except for the number
+            at the end; None keeps all.
+        name: folder name: letters, digits, ``.``, ``_``, ``-``. A checkpoint of that name, or an empty
+            folder, is replaced.
 
     Returns:
         The path of the checkpoint.
 
     Raises:
-        SpecError: for a bad `name` or `keep`, a `directory` that is a file, a header that is not JSON data, or a leaf that
-            cannot be stored.
+        SpecError: for a bad `name` or `keep`, a `directory` that is a file, a header that is not JSON data,
+            or a leaf that cannot be stored.
         CheckpointError: there is something else of that name (see `replaceable`).
     """
     if not named_well(name):
@@ -108,7 +110,9 @@ def named_well(name: str) -> bool:
 
 
 def replaceable(path: str | Path) -> bool:
-    """Whether a checkpoint may be put at a path: nothing is there, or an empty folder, or a checkpoint without other files."""
+    """Whether a checkpoint may be put at a path: nothing is there, or an empty folder, or a checkpoint
+    without other files.
+    """
     path = Path(path)
     if not (path.exists() or path.is_symlink()):
         return True
@@ -123,11 +127,14 @@ def _is_own(path: Path) -> bool:
 
 
 def _refuse_others(final: Path) -> None:
-    """Refuse to overwrite what is not a checkpoint, at the final name or at that of the checkpoint which is replaced meanwhile."""
+    """Refuse to overwrite what is not a checkpoint, at the final name or at that of the checkpoint which
+    is replaced meanwhile.
+    """
     for path in (final, final.with_name(_REPLACED + final.name)):
         if not replaceable(path):
             raise CheckpointError(
-                f"{path} is not a checkpoint, or holds other files, and is not replaced by one. Give another name, or move it away."
+                f"{path} is not a checkpoint, or holds other files, and is not replaced by one. Give "
+                "another name, or move it away."
             )
 
 
@@ -175,7 +182,10 @@ def _plan(tree: Tree) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def _put(temporary: Path, final: Path) -> None:
-    """Rename a folder to its final name. An older one of that name stays readable meanwhile (under `_REPLACED`)."""
+    """Rename a folder to its final name.
+
+    An older one of that name stays readable meanwhile (under `_REPLACED`).
+    """
     old = final.with_name(_REPLACED + final.name)
     if final.exists():
         os.rename(final, old)
@@ -200,7 +210,8 @@ def _clean(folder: Path) -> None:
 
 
 def _prune(others: dict[Path, float], keep: int, name: str) -> None:
-    """Remove all but the `keep` newest of the other checkpoints named like this one except for the number at the end.
+    """Remove all but the `keep` newest of the other checkpoints named like this one except for the number at
+    the end.
 
     What has another name, or cannot be read, is left to the user.
     """
@@ -244,12 +255,18 @@ class Checkpoint:
         return header
 
     def measure(self) -> None:
-        """Check that every file has the size that was written, without reading it. Raises `CheckpointError`."""
+        """Check that every file has the size that was written, without reading it.
+
+        Raises `CheckpointError`.
+        """
         for file, entry in self._manifest["files"].items():
             durable.measure(self.path / file, entry["bytes"])
 
     def read(self, like: Tree = None) -> None:
-        """Read and verify all of it, if it fits `like` (None: any); it stays in memory until it is taken. Raises as `load`."""
+        """Read and verify all of it, if it fits `like` (None: any); it stays in memory until it is taken.
+
+        Raises as `load`.
+        """
         entries = self._manifest["leaves"]
         if like is not None:
             _fit(self.path, entries, like)  # before reading what may be large
@@ -275,18 +292,26 @@ class Checkpoint:
         return found[0] if field else found
 
     def leaves(self, names: Iterable[str]) -> dict[str, Any]:
-        """Take the leaves of these names (paths in the tree), if it has them. Raises `CheckpointError` as `load` does."""
+        """Take the leaves of these names (paths in the tree), if it has them.
+
+        Raises `CheckpointError` as `load` does.
+        """
         every = self._manifest["leaves"]
         entries = {name: every[name] for name in names if name in every}
         taken = self._take(entries)
         return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
 
     def stored(self, name: str) -> Any:
-        """Take one leaf as it is stored: a NumPy array (of a key, its words) or a Python value. Raises `CheckpointError` as `load` does."""
+        """Take one leaf as it is stored: a NumPy array (of a key, its words) or a Python value.
+
+        Raises `CheckpointError` as `load` does.
+        """
         return self._take({name: self._manifest["leaves"][name]})[name]
 
     def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Return these leaves as read (keys as their data) and keep no reference: the caller may write to or free them."""
+        """Return these leaves as read (keys as their data) and keep no reference: the caller may write to
+        or free them.
+        """
         self._keep(entries)
         return {name: self._kept.pop(name) for name in entries}
 
@@ -298,7 +323,9 @@ class Checkpoint:
 
 
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole, read and verified, or None. Newer ones are skipped with a warning.
+    """Return the newest checkpoint that is whole, read and verified, or None.
+
+    Newer ones are skipped with a warning.
 
     With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
     """
@@ -312,7 +339,9 @@ def latest(directory: str | Path, name: str | None = None) -> Path | None:
 
 
 def latest_header(directory: str | Path) -> dict[str, Any] | None:
-    """Return the header of the newest checkpoint whose files have their sizes, or None. Others are reported by a warning.
+    """Return the header of the newest checkpoint whose files have their sizes, or None.
+
+    Others are reported by a warning.
 
     No array is read, so it is not noticed if one was changed on the disk since.
     """
@@ -370,18 +399,20 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
         The tree, of the structure of `like`, or a dict of leaves by their path in the tree; and the header.
 
     Raises:
-        CheckpointError: if it is truncated, corrupted, not a checkpoint, of a later format version, or unsafe,
-            naming the file and the reason; or if it does not fit `like`, naming each leaf that is missing, not
-            expected, or of another shape or dtype.
+        CheckpointError: if it is truncated, corrupted, not a checkpoint, of a later format version, or
+            unsafe, naming the file and the reason; or if it does not fit `like`, naming each leaf that is
+            missing, not expected, or of another shape or dtype.
     """
     found = Checkpoint(path)
     return found.load(like), found.header
 
 
 def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
-    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see `load`).
+    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see
+    `load`).
 
-    With `field`, only that field of the named tuple that is there; files that hold only other leaves are not read.
+    With `field`, only that field of the named tuple that is there; files that hold only other leaves are not
+    read.
     """
     return Checkpoint(path).part(part, like, field)
 
@@ -392,7 +423,10 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Return the header of a checkpoint without reading its arrays. Raises `CheckpointError` as `load` does."""
+    """Return the header of a checkpoint without reading its arrays.
+
+    Raises `CheckpointError` as `load` does.
+    """
     return Checkpoint(path).header
 
 
@@ -410,7 +444,10 @@ def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
 
 
 def _read_leaves(path: Path, manifest: dict[str, Any], wanted: Container[str]) -> dict[str, Any]:
-    """Read and check the files that hold wanted leaves; return all leaves of these by name (keys as their data)."""
+    """Read and check the files that hold wanted leaves.
+
+    Return all leaves of these by name (keys as their data).
+    """
     leaves = {name: leaf["value"] for name, leaf in manifest["leaves"].items() if leaf["kind"] == "python"}
     needed = {leaf.get("file") for name, leaf in manifest["leaves"].items() if name in wanted}
     for file, entry in manifest["files"].items():

@@ -41,8 +41,9 @@ _MODULES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit status (0, 1 for a failure, 2 for bad input).
 
-    What the system refuses (a folder that cannot be written to, a full disk) is reported in one line, as a failure. Other
-    exceptions are faults of operant or of the user's own classes, and are shown with their traceback.
+    What the system refuses (a folder that cannot be written to, a full disk) is reported in one line, as a
+    failure. Other exceptions are faults of operant or of the user's own classes, and are shown with their
+    traceback.
     """
     try:
         return _run(argv)

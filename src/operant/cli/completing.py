@@ -29,17 +29,28 @@ FOLDERS = frozenset(
 """Options whose value is a folder."""
 FILES = frozenset(
     {
-        "weights", "checkpoints", "history_checkpoint", "model", "actor_model", "critic_model", "out", "scores", "path",
-        "token_file", "certificate", "key",
+        "weights",
+        "checkpoints",
+        "history_checkpoint",
+        "model",
+        "actor_model",
+        "critic_model",
+        "out",
+        "scores",
+        "path",
+        "token_file",
+        "certificate",
+        "key",
     }
-)  # fmt: skip
+)
 """Options whose value is a file, or may be one."""
 _FILES = {
     "bash": "_operant_files_or_flags",
     "zsh": "_files",
     "fish": "(__fish_complete_path (commandline -ct))",
     "preamble": {
-        # After a flag that takes several files, shtab's script would offer nothing else; its variables say what was typed.
+        # After a flag that takes several files, shtab's script would offer nothing else; its variables say
+        # what was typed.
         "bash": """_operant_files_or_flags() {
   if [[ "$completing_word" == -* ]]; then
     compgen -W "${current_option_strings[*]}" -- "$completing_word"
@@ -66,7 +77,8 @@ def run(arguments: list[str]) -> int:
     shell, *rest = arguments
     if shell not in SHELLS:
         raise UsageError(
-            f"There is no completion for {shell!r}.{suggest(shell, SHELLS, listed=False)} Known: {', '.join(SHELLS)}."
+            f"There is no completion for {shell!r}.{suggest(shell, SHELLS, listed=False)} Known: "
+            f"{', '.join(SHELLS)}."
         )
     if rest:
         raise UsageError(f"completion takes the name of a shell. Received: {' '.join(arguments)}.")

@@ -78,7 +78,10 @@ def _runs(folder: Path, text: str) -> str:
     matching = [each for each in shown if text.lower() in each.lower()]
     if not matching and (folder / "run.json").is_file():
         beside = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
-        return f"{str(folder)!r} is itself a run. For it and those beside it: operant list runs {quoted(str(beside))}"
+        return (
+            f"{str(folder)!r} is itself a run. For it and those beside it: operant list runs "
+            f"{quoted(str(beside))}"
+        )
     if not matching:
         return f"No runs match {text!r}." if shown else f"There are no runs in {str(folder)!r}."
     return "\n".join(matching)

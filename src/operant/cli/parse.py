@@ -36,7 +36,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent that a command line begins with, if any, and the flags. A class of the user's own is imported.
+    """Return the agent that a command line begins with, if any, and the flags.
+
+    A class of the user's own is imported.
 
     Raises:
         SpecError: there is no such agent.
@@ -50,7 +52,10 @@ def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def is_own(name: object) -> bool:
-    """Tell whether an argument names something from a module, `module:Name`; loads no environments for others."""
+    """Tell whether an argument names something from a module, `module:Name`.
+
+    Loads no environments for others.
+    """
     if not isinstance(name, str) or ":" not in name:
         return False
     from operant.envs import catalog
@@ -98,8 +103,9 @@ def parse(
 ) -> dict[str, Any]:
     """Return the options that were given, by name.
 
-    A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the option's type; a
-    number with a schedule is written `linear:START:END:STEPS`, structured values as JSON, dicts of arguments also as `NAME=VALUE ...`.
+    A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the
+    option's type; a number with a schedule is written `linear:START:END:STEPS`, structured values as JSON,
+    dicts of arguments also as `NAME=VALUE ...`.
 
     Args:
         configs: the configs that declare the options.
@@ -162,7 +168,8 @@ def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
 def _stray(
     bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str, tuned: bool
 ) -> UsageError:
-    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag before it.
+    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag
+    before it.
 
     Args:
         bad: the argument.
@@ -276,7 +283,10 @@ class _Arguments(argparse.Action):
 
 
 def _argument(name: str, word: str) -> tuple[str, Any]:
-    """Read `NAME=VALUE`; the value is JSON if it can be read as such, or True, False, None, a number, else a string."""
+    """Read `NAME=VALUE`.
+
+    The value is JSON if it can be read as such, or True, False, None, a number, else a string.
+    """
     key, equals, text = word.partition("=")
     if not (equals and key.isidentifier()):
         raise UsageError(

@@ -60,7 +60,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _refuse_folder(agent: str) -> None:
-    """Refuse the name of an agent that is also that of a folder with something to play: the agent would play untrained.
+    """Refuse the name of an agent that is also that of a folder with something to play: the agent would play
+    untrained.
 
     Raises:
         UsageError: there is such a folder.
@@ -72,13 +73,16 @@ def _refuse_folder(agent: str) -> None:
 
     if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
-            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the run give its path: "
+            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For "
+            "the run give its path: "
             f"operant play {quoted(f'./{agent}')}"
         )
 
 
 def _leading_place(first: str) -> str | None:
-    """Return the option that a first argument stands for, `run_dir` or `policy`; None if it is an agent or a flag.
+    """Return the option that a first argument stands for, `run_dir` or `policy`.
+
+    None if it is an agent or a flag.
 
     Raises:
         SpecError: it is neither an agent nor a path at which there is something to play.

@@ -65,7 +65,9 @@ def _located(config: RunnerConfig) -> RunnerConfig:
 
 
 def _is_place(option: str, value: str) -> bool:
-    """Tell whether the value of an option that may name a file does name one: environments have names, too."""
+    """Tell whether the value of an option that may name a file does name one: environments have names,
+    too.
+    """
     path = Path(value)
     if option == "environment":
         return path.suffix == ".json" and path.is_file()

@@ -55,7 +55,10 @@ def agents() -> dict[str, str]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return a text in lines of so many characters; a word that is too long is broken after a slash, if it has one."""
+    """Return a text in lines of so many characters.
+
+    A word that is too long is broken after a slash, if it has one.
+    """
     words: list[str] = []
     for word in text.split():
         parts = [""]
@@ -109,7 +112,8 @@ def _stacked(cells: Sequence[str], width: int) -> list[str]:
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
 
-    In a terminal of fewer than 80 columns help would become very tall: if it is long, it is put below the other cells instead.
+    In a terminal of fewer than 80 columns help would become very tall: if it is long, it is put below the
+    other cells instead.
 
     Args:
         title: line above.

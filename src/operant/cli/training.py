@@ -66,7 +66,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, so that its options are known.
+    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, so that its
+    options are known.
 
     Raises:
         OperantError: there is no such study, or none of its trials was finished.
@@ -94,7 +95,8 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
     saved = plan.agent["type"]
     if agent is not None and resolve(agent) != saved:
         raise SpecError(
-            f"The run in {directory!r} trains {saved}, not {agent}. Use: {resuming(directory, saved, plan.run.env)}"
+            f"The run in {directory!r} trains {saved}, not {agent}. Use: "
+            f"{resuming(directory, saved, plan.run.env)}"
         )
     if "max_steps" not in given and finished(plan):
         raise UsageError(
@@ -118,7 +120,9 @@ def _plan(agent: str | None, given: dict[str, Any]) -> Any:
     known = options(RunConfig)
     run = RunConfig.from_dict({k: v for k, v in given.items() if k in known})
     own = {k: v for k, v in given.items() if k not in known}
-    config_class(agent).from_dict({**entry(agent).options, **own})  # refuse bad options before JAX is loaded
+    config_class(agent).from_dict(
+        {**entry(agent).options, **own}, agent
+    )  # refuse bad options before JAX is loaded
     return ExperimentConfig(agent, own, run)
 
 
@@ -136,7 +140,8 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
     best = from_study(name, storage)
     if agent is not None and resolve(agent) != best.agent:
         raise SpecError(
-            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study {quoted(name)}"
+            f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study "
+            f"{quoted(name)}"
         )
     if not given.get("quiet"):
         print(f"Best of the study {name}: trial {best.number}, mean reward {best.value:.2f}")

@@ -12,7 +12,8 @@ from operant.spec.run import RunConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
 
 TEXTS = {
-    "history_checkpoint": "Path to .parquet files to save training histories, with the trial's number added (default: none)"
+    "history_checkpoint": "Path to .parquet files to save training histories, with the trial's number added "
+    "(default: none)"
 }
 """Help of options that mean something else to trials, which have no folder."""
 

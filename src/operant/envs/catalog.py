@@ -1,4 +1,7 @@
-"""Resolving what an environment's specification names (an id, class, file or object); and the list of known ids."""
+"""Resolving what an environment's specification names (an id, class, file or object).
+
+And the list of known ids.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,8 @@ def resolve(
         max_episode_timesteps: see `Environment.create`.
         reward_shaping: see `Environment.create`.
         arguments: of the environment.
-        remote: receives what a dict or file says of `remote`, `blocking`, `host` and `port`; None: these are refused.
+        remote: receives what a dict or file says of `remote`, `blocking`, `host` and `port`; None: these are
+            refused.
 
     Raises:
         SpecError: the specification is not understood.
@@ -90,12 +94,14 @@ def resolve(
         target, name, path = environment, _name_of(environment), ""
         if not (_is_maker(environment) or is_environment(environment)):
             raise SpecError(
-                "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with 'environment', "
+                "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with "
+                "'environment', "
                 f"or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
             )
         if given and not callable(environment):
             raise UsageError(
-                f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give its class."
+                f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give "
+                "its class."
             )
     return EnvSpec(target, name, given, path=path, **options)
 
@@ -127,7 +133,8 @@ def _unfold(
                     continue
                 if remote is None:
                     raise SpecError(
-                        f"{key} is no part of one environment's specification here. Received: {key}={value!r}. Give "
+                        f"{key} is no part of one environment's specification here. Received: "
+                        f"{key}={value!r}. Give "
                         f"remote, host and port beside it, to Environment.create or a Runner."
                     )
             into: dict[str, Any] = options if key in _OPTIONS else given
@@ -159,7 +166,8 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
         if not (_is_maker(target) or is_environment(target)):
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
             raise SpecError(
-                f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function that makes one. "
+                f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function "
+                "that makes one. "
                 f"Received: {kind}.{lacking(target)}"
             )
         return target, name, name
@@ -185,7 +193,8 @@ def is_own(name: object) -> bool:
 
 
 def native(name: str, **arguments: Any) -> Any:
-    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, class or function.
+    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, class or
+    function.
 
     Returns:
         A `NativeEnv`; None if the name stands for another kind. A function is called to find that out.
@@ -213,7 +222,8 @@ def _check_frames(name: str, given: dict[str, Any]) -> None:
         raise value_error("preprocess", "True or False", preprocess)
     if given.get("max_frame") and not preprocess:
         raise SpecError(
-            f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without preprocess, for "
+            f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without "
+            "preprocess, for "
             f"{name!r}. Add preprocess=True."
         )
     if not preprocess:

@@ -1,4 +1,6 @@
-"""`check_env`: tests an environment for what its users take for granted, and reports every fault with its remedy."""
+"""`check_env`: tests an environment for what its users take for granted, and reports every fault with its
+remedy.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,10 @@ def random_actions(
 def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) -> list[str]:
     """Test an environment with random actions, and report everything that is wrong with it.
 
-    It checks: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or `execute` return,
-    and its order; that a seed determines the stream; that returned arrays are not written to again; that masks allow
-    something; that time limits are kept apart from terminations; that spaces do not change.
+    It checks: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or
+    `execute` return, and its order; that a seed determines the stream; that returned arrays are not written
+    to again; that masks allow something; that time limits are kept apart from terminations; that spaces do
+    not change.
 
     Args:
         environment: what `Environment.create` takes. An object is not closed.
@@ -166,7 +169,8 @@ class _GymnasiumTrial:
         for name, space in self._declared.items():
             if getattr(self._env, name) != space:
                 self._report.fault(
-                    f"{name} must stay as it was made, {space}. Received: {getattr(self._env, name)}, after reset.",
+                    f"{name} must stay as it was made, {space}. Received: {getattr(self._env, name)}, after "
+                    "reset.",
                     "It is read once: set it in __init__, wide enough for all episodes.",
                 )
         return answer[0], self._flat(answer[0], "reset")
@@ -228,7 +232,8 @@ class _EnvironmentTrial:
         raw, terminal, reward = answer
         if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
             self._report.fault(
-                f"terminal must be False or 0, True or 1, or 2. Received: {terminal!r} ({type(terminal).__name__}).",
+                f"terminal must be False or 0, True or 1, or 2. Received: {terminal!r} "
+                f"({type(terminal).__name__}).",
                 "execute returns (states, terminal, reward), in this order.",
             )
             terminal = 0
@@ -271,7 +276,8 @@ def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Rep
     ends = [row for row in stream if row.terminated or row.truncated]
     if not ends and trial.limit is None:
         report.findings.append(
-            f"No episode ended in {steps} steps, and there is no time limit. Give max_episode_timesteps if episodes may "
+            f"No episode ended in {steps} steps, and there is no time limit. Give max_episode_timesteps if "
+            "episodes may "
             f"go on for ever."
         )
     if not trial.seedable:
@@ -300,13 +306,15 @@ def _explain_difference(
         trial.close()
         if _alike(stream, fresh):
             report.findings.append(
-                "The same seed and actions gave another stream after earlier episodes: reset keeps something of them. Runs "
+                "The same seed and actions gave another stream after earlier episodes: reset keeps "
+                "something of them. Runs "
                 "can be repeated from the start only."
             )
             return
     report.fault(
         "The same seed and actions must give the same stream, and gave two.",
-        "Draw all randomness from one generator that reset(seed=...) seeds, and let reset set everything anew.",
+        "Draw all randomness from one generator that reset(seed=...) seeds, and let reset set everything "
+        "anew.",
     )
 
 
@@ -326,13 +334,15 @@ def _stream(
         flat, length = row.observation, length + 1
         if not _same(then, before):
             report.fault(
-                "The observation of one step changed with the next: returned arrays must not be written to again.",
+                "The observation of one step changed with the next: returned arrays must not be written to "
+                "again.",
                 "Return a copy.",
             )
         rows.append(row)
         if row.terminated and length == trial.limit:
             note = (
-                f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is the reason, say "
+                f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is "
+                "the reason, say "
                 f"truncated (terminal 2): a termination tells that nothing would follow."
             )
             report.findings.extend([] if note in report.findings else [note])

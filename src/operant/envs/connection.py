@@ -1,4 +1,6 @@
-"""One environment driven by requests and answers, wherever it runs: in this process, in another, on another machine."""
+"""One environment driven by requests and answers, wherever it runs: in this process, in another, on
+another machine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ class Answer(NamedTuple):
     """What an environment answered to `send_reset` or `send_execute`."""
 
     states: Any
-    """As `Environment.reset` and `execute` return them; None if every actor has ended and the last states are not known."""
+    """As `Environment.reset` and `execute` return them.
+
+    None if every actor has ended and the last states are not known.
+    """
     terminal: Any
     """0, 1 or 2, an array of them for several actors; 0 after a reset."""
     reward: Any
@@ -25,7 +30,8 @@ class Answer(NamedTuple):
     seconds: float = 0.0
     """How long the environment itself computed."""
     lost: str = ""
-    """Why the environment was replaced, if it was: the episode is over (terminal 2), and `reset` begins another."""
+    """Why the environment was replaced, if it was: the episode is over (terminal 2), and `reset` begins
+    another."""
 
 
 class Connection(Protocol):
@@ -55,7 +61,9 @@ class Connection(Protocol):
         """
 
     def forget(self) -> None:
-        """Drop the request that an interrupted call left open, if there is one; the next request begins an episode.
+        """Drop the request that an interrupted call left open, if there is one.
+
+        The next request begins an episode.
 
         Raises:
             EnvironmentError: the environment was lost too often.

@@ -22,7 +22,10 @@ from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.spec import build, import_object
 
-HERE = "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create.create: mode='in-process')"
+HERE = (
+    "vector='in-process' (Runner and Environment.create: remote=None; operant.envs.vector.create.create: "
+    "mode='in-process')"
+)
 """How to run environments without worker processes, for messages."""
 _NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
 
@@ -32,7 +35,9 @@ class EnvSpec:
     """An environment that is known but not yet made."""
 
     target: Any
-    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`); or a class or function
+    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`).
+
+    Or a class or function
     that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -47,7 +52,8 @@ class EnvSpec:
         return not (isinstance(self.target, str | GymnasiumSpec) or callable(self.target))
 
     def make(self) -> Any:
-        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit and shaping.
+        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit
+        and shaping.
 
         Raises:
             OperantError: it cannot be made, or making it raised `SystemExit`.
@@ -72,7 +78,8 @@ class EnvSpec:
         made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
         if not is_environment(made):
             raise SpecError(
-                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {type(made).__name__}.{lacking(made)}"
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: "
+                f"{type(made).__name__}.{lacking(made)}"
             )
         return made
 
@@ -99,7 +106,10 @@ class EnvSpec:
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
     def create(self, made: Any = None) -> ValidatedEnv:
-        """Make one as `Environment`, with time limit, shaping and checks; `made` is what `make` returned, if it was called."""
+        """Make one as `Environment`, with time limit, shaping and checks.
+
+        `made` is what `make` returned, if it was called.
+        """
         if made is None:
             made = self.make()
         if isinstance(made, ValidatedEnv):
@@ -118,7 +128,8 @@ class EnvSpec:
             return pettingzoo.PettingZooEnv(made)
         if isinstance(made, gymnasium.vector.VectorEnv):
             raise UsageError(
-                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, or pass one "
+                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, "
+                "or pass one "
                 f"environment here."
             )
         return SingleEnv(from_native(made, 1, self.name))
@@ -127,7 +138,8 @@ class EnvSpec:
         limit = self.max_episode_timesteps
         if limit is not None and limit != made.max_episode_timesteps():
             raise UsageError(
-                f"The environment {made.name!r} was created with max_episode_timesteps={made.max_episode_timesteps()}. "
+                f"The environment {made.name!r} was created with "
+                f"max_episode_timesteps={made.max_episode_timesteps()}. "
                 f"Received: max_episode_timesteps={limit}. Give the limit when it is created."
             )
         if self.reward_shaping is not None:
@@ -211,7 +223,8 @@ def _path(target: Any, name: str) -> str:
 
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
-        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in this process: "
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it "
+        "in this process: "
         f"{HERE}."
     )
 
@@ -224,7 +237,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def refuse_same(sources: Sequence[EnvSpec]) -> None:
-    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb one another.
+    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb
+    one another.
 
     Raises:
         UsageError: naming the first two places.
@@ -239,8 +253,10 @@ def refuse_same(sources: Sequence[EnvSpec]) -> None:
         first = places.setdefault(id(inner[i]), i)
         if first != i:
             raise UsageError(
-                f"Each environment must be an object of its own. Received: environments {first} and {i} are the same "
-                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; or give an id."
+                f"Each environment must be an object of its own. Received: environments {first} and {i} are "
+                "the same "
+                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; "
+                "or give an id."
             )
 
 
@@ -254,13 +270,18 @@ def is_environment(value: Any) -> bool:
 
 
 def is_native(value: Any) -> bool:
-    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the protocol loads JAX."""
+    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the
+    protocol loads JAX.
+    """
     known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
     return not isinstance(value, known) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:
-    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment; empty for others."""
+    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment.
+
+    Empty for others.
+    """
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):

@@ -1,4 +1,6 @@
-"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one from any specification."""
+"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one from any
+specification.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _create: Any = None
 class Environment(abc.ABC):
     """One environment, or several actors in one: what an agent acts in.
 
-    Subclasses define `states`, `actions`, `reset` and `execute`, and other methods where the defaults do not fit::
+    Subclasses define `states`, `actions`, `reset` and `execute`, and other methods where the defaults do not
+    fit::
 
         class Corridor(Environment):
             def states(self):
@@ -40,13 +43,14 @@ class Environment(abc.ABC):
                 self.place = max(0.0, self.place + 2 * actions - 1)
                 return [self.place], self.place == 9.0, -1.0
 
-    `reset` may take an argument `seed` (a whole number or None); an environment that draws random numbers should,
-    so that runs can be repeated.
+    `reset` may take an argument `seed` (a whole number or None); an environment that draws random numbers
+    should, so that runs can be repeated.
     """
 
     @abc.abstractmethod
     def states(self) -> Any:
-        """Return the specification of the states: ``dict(type='float', shape=(4,))``, or a nested dict of such.
+        """Return the specification of the states: ``dict(type='float', shape=(4,))``, or a nested dict of
+        such.
 
         An entry ``<action>_mask`` (``action_mask`` for a single unnamed action) of type bool and shape
         ``(*shape of the action, num_values)`` declares an action mask.
@@ -54,25 +58,28 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def actions(self) -> Any:
-        """Return the specification of the actions: ``dict(type='int', num_values=3)``, or a nested dict of such."""
+        """Return the specification of the actions: ``dict(type='int', num_values=3)``, or a nested dict of
+        such.
+        """
 
     @abc.abstractmethod
     def reset(self) -> Any:
         """Begin an episode and return its first states, in the structure of `states`.
 
-        Several actors (`num_actors` above 1) return ``(parallel, states)``: the indices of the actors, and states with a
-        leading axis. So do vectorizable environments, whose `reset` takes `num_parallel`.
+        Several actors (`num_actors` above 1) return ``(parallel, states)``: the indices of the actors, and
+        states with a leading axis. So do vectorizable environments, whose `reset` takes `num_parallel`.
         """
 
     @abc.abstractmethod
     def execute(self, actions: Any) -> tuple[Any, ...]:
         """Take actions, and return ``(states, terminal, reward)``.
 
-        `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 if it was cut (by a time limit).
-        Several actors and vectorizable environments return ``(parallel, states, terminal, reward)``: `terminal` and
-        `reward` belong to the actors that acted, `parallel` to those still running. `states` are those of the actors
-        still running, followed, if the environment knows them, by those of the actors that ended, in the order in which
-        they acted: where an episode was cut, bootstrapping needs the value of the last states.
+        `terminal` is False or 0 while the episode goes on, True or 1 at its end, and 2 if it was cut (by a
+        time limit). Several actors and vectorizable environments return
+        ``(parallel, states, terminal, reward)``: `terminal` and `reward` belong to the actors that acted,
+        `parallel` to those still running. `states` are those of the actors still running, followed, if the
+        environment knows them, by those of the actors that ended, in the order in which they acted: where an
+        episode was cut, bootstrapping needs the value of the last states.
         """
 
     def max_episode_timesteps(self) -> int | None:
@@ -102,7 +109,9 @@ class Environment(abc.ABC):
         return None
 
     def episode_info(self) -> Mapping[str, Any]:
-        """Return what to tell of the last episode besides its return, numbers by name, for `info_keywords` to record."""
+        """Return what to tell of the last episode besides its return, numbers by name, for `info_keywords`
+        to record.
+        """
         return {}
 
     @overload
@@ -147,28 +156,30 @@ class Environment(abc.ABC):
         """Make an environment from a specification.
 
         Args:
-            environment: an id of Gymnasium (``'CartPole-v1'``), a JAX-native id (``'jax:CartPole-v1'``), an importable
-                ``module.Class``, the path of a JSON file, an `Environment` or a `gymnasium.Env` (object, class or
-                function that returns one), ``'gymnasium'`` with `level`, or a dict with one of these as `environment`
-                or `type` and arguments beside it.
-            max_episode_timesteps: steps after which an episode is cut (terminal 2); at most the environment's own
-                limit, which is the default.
-            reward_shaping: called as ``(states, actions, terminal, reward, next_states)`` after every step; returns the
-                reward, or reward and terminal.
-            remote: None: in this process. `multiprocessing`: in a process of its own, replaced when it dies or hangs.
-                `socket-client`: at a server on another machine, which defines environment and time limit.
-                `ray`: in an actor of a Ray cluster. `socket-server`: be such a server, until interrupted (`operant serve`);
-                returns nothing.
+            environment: an id of Gymnasium (``'CartPole-v1'``), a JAX-native id (``'jax:CartPole-v1'``), an
+                importable ``module.Class``, the path of a JSON file, an `Environment` or a `gymnasium.Env`
+                (object, class or function that returns one), ``'gymnasium'`` with `level`, or a dict with one
+                of these as `environment` or `type` and arguments beside it.
+            max_episode_timesteps: steps after which an episode is cut (terminal 2); at most the environment's
+                own limit, which is the default.
+            reward_shaping: called as ``(states, actions, terminal, reward, next_states)`` after every step;
+                returns the reward, or reward and terminal.
+            remote: None: in this process. `multiprocessing`: in a process of its own, replaced when it dies
+                or hangs. `socket-client`: at a server on another machine, which defines environment and time
+                limit. `ray`: in an actor of a Ray cluster. `socket-server`: be such a server, until
+                interrupted (`operant serve`); returns nothing.
             blocking: whether requests wait for their answers (they do here in any case; see `Runner`).
-            host: of the server, or the address to serve at (default: this machine only); with `ray`, of the cluster's head
-                (default: the variable `RAY_ADDRESS`, or else a cluster on this machine).
+            host: of the server, or the address to serve at (default: this machine only); with `ray`, of the
+                cluster's head (default: the variable `RAY_ADDRESS`, or else a cluster on this machine).
             port: of the server, or of the head.
             kwargs: arguments of the environment itself; for `socket-client`, of the connection
                 (`operant.envs.remote.connect`).
 
         Raises:
-            SpecError: the specification is not understood; names the closest match, or the package to install.
-            UsageError: an environment that was created already is to be changed, or arguments exclude one another.
+            SpecError: the specification is not understood; names the closest match, or the package to
+                install.
+            UsageError: an environment that was created already is to be changed, or arguments exclude one
+                another.
             EnvironmentError: a process cannot be started, or a server cannot be reached.
         """
         return _create(

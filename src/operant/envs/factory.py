@@ -1,4 +1,6 @@
-"""What `Environment.create` does: it makes every kind of environment, here or elsewhere, from its specification."""
+"""What `Environment.create` does: it makes every kind of environment, here or elsewhere, from its
+specification.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from operant.spec.spaces import Spaces, mask_name
 class ValidatedEnv(Environment):
     """What `Environment.create` returns: an environment whose answers, and the order of calls, are checked.
 
-    It ends an episode with terminal 2 at the time limit, and shapes rewards. Attributes that it does not have itself
-    are read from and written to the environment inside.
+    It ends an episode with terminal 2 at the time limit, and shapes rewards. Attributes that it does not have
+    itself are read from and written to the environment inside.
     """
 
     def __init__(
@@ -56,7 +56,10 @@ class ValidatedEnv(Environment):
 
     @property
     def spaces(self) -> Spaces:
-        """States, actions and masks. Reading them may begin the first episode, to see whether masks come with it."""
+        """States, actions and masks.
+
+        Reading them may begin the first episode, to see whether masks come with it.
+        """
         if self._spaces is None:
             try:
                 self._spaces = self._read_spaces()
@@ -152,8 +155,8 @@ class ValidatedEnv(Environment):
         """Take actions.
 
         Returns:
-            ``(states, terminal, reward)`` with terminal 0, 1 or 2 and a float; with several actors or `num_parallel`
-            ``(parallel, states, terminal, reward)``.
+            ``(states, terminal, reward)`` with terminal 0, 1 or 2 and a float; with several actors or
+            `num_parallel` ``(parallel, states, terminal, reward)``.
 
         Raises:
             UsageError: before `reset`, or after the episode ended.
@@ -179,13 +182,16 @@ class ValidatedEnv(Environment):
 
     def _unready(self) -> UsageError:
         return UsageError(
-            f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after every "
+            f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after "
+            "every "
             f"terminal."
         )
 
     @property
     def is_flat(self) -> bool:
-        """Whether `execute_flat` can be used: the environment has it, and nothing here needs the user's structure."""
+        """Whether `execute_flat` can be used: the environment has it, and nothing here needs the user's
+        structure.
+        """
         return (
             self._shaping is None and not self._batched and hasattr(type(self._environment), "execute_flat")
         )
@@ -228,7 +234,8 @@ class ValidatedEnv(Environment):
             states, told = None, 0  # of no actor, or it is not known of which
         if told not in (len(running), len(order)):
             raise EnvironmentError(
-                f"execute of {self._name!r} returned states of {told} actors. Return those of the {len(running)} that go on, and behind "
+                f"execute of {self._name!r} returned states of {told} actors. Return those of the "
+                f"{len(running)} that go on, and behind "
                 f"them those of all that ended or of none."
             )
         if "execute" in self._checks and told:
@@ -247,7 +254,8 @@ class ValidatedEnv(Environment):
         n = len(self._acting)
         if np.shape(values) not in ((), (n,)):
             raise EnvironmentError(
-                f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: {_brief(values)}."
+                f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: "
+                f"{_brief(values)}."
             )
         return np.broadcast_to(values, n).copy()
 
@@ -267,7 +275,8 @@ class ValidatedEnv(Environment):
             spaces.observe(states, None if self._batched else (), over=over)
         except SpaceError as error:
             raise EnvironmentError(
-                f"{call} of {self._name!r} returned states that do not fit states(): {error} Correct one or the other."
+                f"{call} of {self._name!r} returned states that do not fit states(): {error} Correct one or "
+                "the other."
             ) from None
 
     def _checked_terminal(self, terminal: Any) -> int:
@@ -289,7 +298,8 @@ class ValidatedEnv(Environment):
             )
         if fault := reward_fault(reward):
             raise EnvironmentError(
-                f"The reward of {self._name!r} must be {fault}. Received: {float(reward)} at step {self._steps}."
+                f"The reward of {self._name!r} must be {fault}. Received: {float(reward)} at step "
+                f"{self._steps}."
             )
         return float(reward)
 

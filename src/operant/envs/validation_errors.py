@@ -17,8 +17,9 @@ from numpy import vdot
 from operant.spec.spaces import Leaf, Spaces, mask_name
 from operant.spec.spaces.space import Flat
 
-# Loops test `isfinite(vdot(x, x))` before they call `nonfinite`: an array's product with itself is finite only if all
-# entries are. On small arrays this is five times faster than the exact test, which then excludes mere overflow.
+# Loops test `isfinite(vdot(x, x))` before they call `nonfinite`: an array's product with itself is finite
+# only if all entries are. On small arrays this is five times faster than the exact test, which then excludes
+# mere overflow.
 __all__ = [
     "isfinite",
     "look",
@@ -110,7 +111,8 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 
 def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
-    """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of range.
+    """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of
+    range.
 
     Returns:
         The environment's index and what is wrong, or None.
@@ -134,7 +136,9 @@ def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] |
 
 
 def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
-    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the fault, or None."""
+    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the
+    fault, or None.
+    """
     empty = ~mask.any(-1)
     if not empty.any():
         return None
@@ -144,7 +148,9 @@ def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
 
 
 def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> tuple[int, str] | None:
-    """Check stored observations `[N, ...]` in full; return the first faulty environment's index and its fault, or None.
+    """Check stored observations `[N, ...]` in full.
+
+    Return the first faulty environment's index and its fault, or None.
 
     Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
     """
@@ -158,7 +164,9 @@ def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> t
 def look_at_masks(
     spaces: Spaces, observation: Flat, over: np.ndarray | None = None
 ) -> tuple[int, str] | None:
-    """Check that every mask of stored observations `[N, ...]` allows something where the episode is not `over` `[N]`."""
+    """Check that every mask of stored observations `[N, ...]` allows something where the episode is not
+    `over` `[N]`.
+    """
     for action in spaces.masks:
         value = observation[mask_name(action)]
         if over is not None:
@@ -175,7 +183,10 @@ def state_label(spaces: Spaces, key: str) -> str:
 
 
 def reward_fault(reward: float) -> str | None:
-    """Say what a reward must be that it is not; None if it is sound. It is stored as float32, in which larger numbers overflow."""
+    """Say what a reward must be that it is not; None if it is sound.
+
+    It is stored as float32, in which larger numbers overflow.
+    """
     if abs(reward) <= _LARGEST:  # NaN is not
         return None
     return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
@@ -218,8 +229,8 @@ def outline(answer: Any) -> str:
 def raised_at(error: BaseException) -> str:
     """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
 
-    It is the innermost place outside operant and installed packages, if there is one; else the innermost one outside
-    operant.
+    It is the innermost place outside operant and installed packages, if there is one; else the innermost one
+    outside operant.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
@@ -230,7 +241,9 @@ def raised_at(error: BaseException) -> str:
 
 
 def raise_of_handler(error: BaseException) -> None:
-    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of what it interrupted."""
+    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of
+    what it interrupted.
+    """
     if not isinstance(error, SystemExit):
         return
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
@@ -239,7 +252,9 @@ def raise_of_handler(error: BaseException) -> None:
 
 
 def _code(handler: Any) -> Any:
-    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a callable object."""
+    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a
+    callable object.
+    """
     if not callable(handler):  # the system's
         return None
     while isinstance(handler, functools.partial):

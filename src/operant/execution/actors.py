@@ -1,4 +1,6 @@
-"""The interactive driver's bookkeeping: rows from a program's calls, collected until they make blocks to learn from."""
+"""The interactive driver's bookkeeping: rows from a program's calls, collected until they make blocks to
+learn from.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Actor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the newest row was left by an interrupted call: an observation in the middle of an episode, with no action."""
+        """Whether the newest row was left by an interrupted call: an observation in the middle of an
+        episode, with no action.
+        """
         return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
@@ -61,8 +65,8 @@ class Actor:
     def drop_open(self) -> None:
         """Take back a row that was opened and has no action yet.
 
-        If a block has taken all rows before it, its observation stays, in a row that does not count: an episode that is cut
-        now ends there.
+        If a block has taken all rows before it, its observation stays, in a row that does not count: an
+        episode that is cut now ends there.
         """
         if not self.rows or self.rows[-1].action is not None:
             return
@@ -76,14 +80,18 @@ class Actor:
         self.end_here()
 
     def end_here(self) -> None:
-        """End the episode with the newest row, which holds its last observation, even if an interrupted call left it."""
+        """End the episode with the newest row, which holds its last observation, even if an interrupted
+        call left it.
+        """
         self.row += 1
         self.first, self.length = True, 0
 
     def drop_unanswered(self) -> None:
-        """Cut the episode before the newest row's action, whose reward never came: the row keeps only its observation, the last one.
+        """Cut the episode before the newest row's action, whose reward never came: the row keeps only its
+        observation, the last one.
 
-        The row before it is not flagged if a block has taken it: the row that does not count cuts the episode, too.
+        The row before it is not flagged if a block has taken it: the row that does not count cuts the
+        episode, too.
         """
         self.rows[-1] = _idle(self.rows[-1])
         if len(self.rows) > 1 and self.rows[-2].valid:
@@ -118,7 +126,10 @@ class Actor:
         self.end_episode(self.rows[-1].observation if last is None else last)
 
     def fill(self, rows: int) -> None:
-        """Add rows that do not count, until a column of `rows` is complete; do nothing if there is nothing to complete."""
+        """Add rows that do not count, until a column of `rows` is complete.
+
+        Do nothing if there is nothing to complete.
+        """
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
@@ -127,7 +138,8 @@ class Actor:
         if len(self.rows) <= rows:
             return None
         taken, self.rows = self.rows[: rows + 1], self.rows[rows:]
-        # The last row is there for its observation; what else it will hold is not known yet and does not count.
+        # The last row is there for its observation; what else it will hold is not known yet and does not
+        # count.
         self._last = taken[-1] = taken[-1]._replace(action=taken[0].action, extras=taken[0].extras)
         return self.index, taken
 
@@ -166,7 +178,9 @@ class Actors:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for an update, and the last observation of an episode is held for every actor, or for none."""
+        """Whether nothing waits for an update, and the last observation of an episode is held for every
+        actor, or for none.
+        """
         if self._columns or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
@@ -213,7 +227,9 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Rollout, list[int] | None]]:
-        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None if column `i` is actor `i`."""
+        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None if
+        column `i` is actor `i`.
+        """
         n = len(self)
         while len(self._columns) >= n:
             taken, self._columns = self._columns[:n], self._columns[n:]

@@ -36,9 +36,17 @@ from operant.spec import canonical, plain, read_json
 from operant.spec.spaces import Spaces
 
 ARGUMENTS = (
-    "environment", "states", "actions", "max_episode_timesteps", "parallel_interactions", "seed", "config", "recorder", "saver",
+    "environment",
+    "states",
+    "actions",
+    "max_episode_timesteps",
+    "parallel_interactions",
+    "seed",
+    "config",
+    "recorder",
+    "saver",
     "summarizer",
-)  # fmt: skip
+)
 """Arguments of `Agent.create` that a specification may hold."""
 CounterName = Literal["timesteps", "episodes", "updates"]
 """What `save` may add to a name, with its value."""
@@ -78,32 +86,34 @@ class Agent(InteractiveAgent):
         """Create an agent.
 
         Args:
-            agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm class. Default: the
-                modular agent, whose parts the options choose. A dict or file may hold the other arguments, too (`seed`,
-                `saver`, ...); those that are given beside it win, of `config` each setting.
+            agent: its specification: a name (`'ppo'`), a dict with `type`, a JSON file, or an algorithm
+                class. Default: the modular agent, whose parts the options choose. A dict or file may hold the
+                other arguments, too (`seed`, `saver`, ...); those that are given beside it win, of `config`
+                each setting.
             environment: an `Environment`, from which states, actions and the time limit are taken.
-            states: instead, the specification of states: `dict(type='float', shape=(4,))`, or a nested dict of such.
-                `'<action>_mask'` entries declare action masks.
+            states: instead, the specification of states: `dict(type='float', shape=(4,))`, or a nested dict
+                of such. `'<action>_mask'` entries declare action masks.
             actions: the specification of actions: `dict(type='int', num_values=3)`, or a nested dict of such.
             max_episode_timesteps: longest episode; more steps are an error.
             parallel_interactions: how many actors act in turn (default 1).
             seed: root of all randomness (default 0).
-            config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu', 'gpu:1'; default: JAX's own
-                choice); `precision` of matrix products ('bfloat16', 'tensorfloat32', 'float32'; default: JAX's own, see
-                `jax.default_matmul_precision`); `debug`: an update that is not finite is an error, instead of being left out
-                and counted.
-            recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write finished episodes to
-                trace files there, for `pretrain`.
-            saver: a folder, or `dict(directory=..., filename='agent', frequency=10, unit='updates', max_checkpoints=10,
-                load=False)`: write checkpoints there, every so many updates (or timesteps, episodes, seconds) and on `close`;
-                with `load`, continue from the newest of that name.
-            summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write summaries for
-                TensorBoard; see `operant.tracking.summaries`.
+            config: settings that are not hyperparameters: `seed`; `device` of the arrays ('cpu', 'gpu',
+                'gpu:1'; default: JAX's own choice); `precision` of matrix products ('bfloat16',
+                'tensorfloat32', 'float32'; default: JAX's own, see `jax.default_matmul_precision`); `debug`:
+                an update that is not finite is an error, instead of being left out and counted.
+            recorder: a folder, or `dict(directory=..., frequency=1, start=0, max_traces=None)`: write
+                finished episodes to trace files there, for `pretrain`.
+            saver: a folder, or ``dict(directory=..., filename='agent', frequency=10, unit='updates',
+                max_checkpoints=10, load=False)``: write checkpoints there, every so many updates (or
+                timesteps, episodes, seconds) and on `close`; with `load`, continue from the newest of that
+                name.
+            summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write
+                summaries for TensorBoard; see `operant.tracking.summaries`.
             options: hyperparameters of the algorithm by name.
 
         Raises:
-            SpecError: an unknown agent, option or space specification (the message says the close match), or `environment` is
-                not an `Environment`.
+            SpecError: an unknown agent, option or space specification (the message says the close match), or
+                `environment` is not an `Environment`.
             SpaceError: the algorithm cannot serve the spaces.
         """
         beside = {
@@ -147,8 +157,8 @@ class Agent(InteractiveAgent):
 
         Args:
             summary: its name.
-            value: what its type takes: a number, an array of numbers, an image `[height, width, channels]` (or several), a sound
-                `[samples]`, a text.
+            value: what its type takes: a number, an array of numbers, an image `[height, width, channels]`
+                (or several), a sound `[samples]`, a text.
             step: the step to write it at (default: the timesteps so far).
 
         Raises:
@@ -162,7 +172,7 @@ class Agent(InteractiveAgent):
 
     # Experience from elsewhere
 
-    def pretraining(
+    def experience(
         self,
         states: Any,
         actions: Any,
@@ -173,18 +183,20 @@ class Agent(InteractiveAgent):
     ) -> None:
         """Take in experience of one or several episodes, from which `update` learns.
 
-        The log-probabilities and recurrent states that belong to the actions are computed with the current networks.
+        The log-probabilities and recurrent states that belong to the actions are computed with the current
+        networks.
 
         Args:
-            states: in the structure of the specification with a leading axis `[R]`, masks included, or a list of states.
+            states: in the structure of the specification with a leading axis `[R]`, masks included, or a list
+                of states.
             actions: likewise. They must obey the masks.
-            terminal: `[R]`: False or 0; True or 1 where an episode terminates; 2 where it was truncated. If the last entry
-                is 0 (part of an episode), the episode counts as truncated there.
+            terminal: `[R]`: False or 0; True or 1 where an episode terminates; 2 where it was truncated. If
+                the last entry is 0 (part of an episode), the episode counts as truncated there.
             reward: `[R]`.
-            internals: recurrent states before each step, leaves `[R, ...]`, or a list of them, as independent calls of `act` took and
-                gave them.
-            next_states: states `[E, ...]` after the last action of each episode; without them, a truncated episode is
-                bootstrapped from its last state.
+            internals: recurrent states before each step, leaves `[R, ...]`, or a list of them, as independent
+                calls of `act` took and gave them.
+            next_states: states `[E, ...]` after the last action of each episode; without them, a truncated
+                episode is bootstrapped from its last state.
 
         Raises:
             SpaceError: something does not fit the specification, or the lengths differ.
@@ -199,8 +211,8 @@ class Agent(InteractiveAgent):
     def update(self) -> int:
         """Learn from all waiting experience, in blocks of the algorithm's size; the last may be short.
 
-        If none is waiting, or too little for an update to be due, update once all the same: from the last block, or from what
-        the memory holds.
+        If none is waiting, or too little for an update to be due, update once all the same: from the last
+        block, or from what the memory holds.
 
         Returns:
             Updates made.
@@ -241,16 +253,19 @@ class Agent(InteractiveAgent):
     ) -> None:
         """Learn from recorded traces.
 
-        By imitation if the algorithm can: policies raise the probability of the recorded actions and values are fitted to the
-        returns, Q-learners learn by a margin, deterministic actors by squared distance. Otherwise by `experience` and `update`.
+        By imitation if the algorithm can: policies raise the probability of the recorded actions and values
+        are fitted to the returns, Q-learners learn by a margin, deterministic actors by squared distance.
+        Otherwise by `experience` and `update`.
 
         Args:
-            directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset on this machine.
+            directory: folder of trace files, as `recorder` writes them; or `'minari:NAME'`: a Minari dataset
+                on this machine.
             num_iterations: how often traces are drawn.
             num_traces: files (episodes of a dataset) in each draw; None: all of them.
             num_updates: passes over them (imitation), or calls of `update`.
             extension: how the files' names end.
-            imitate: True: by imitation, or an error; False: by `experience` and `update`; None: by imitation if the algorithm can.
+            imitate: True: by imitation, or an error; False: by `experience` and `update`; None: by imitation
+                if the algorithm can.
             lr: learning rate of imitation.
             batch_size: approximate number of environment steps in a gradient step of imitation.
 
@@ -265,7 +280,8 @@ class Agent(InteractiveAgent):
         able = hasattr(self.learner.algorithm, "imitation")
         if imitate and not able:
             raise UsageError(
-                f"The agent {self.definition.name!r} cannot imitate. Leave imitate out: it learns by update()."
+                f"The agent {self.definition.name!r} cannot imitate. Leave imitate out: it learns by "
+                "update()."
             )
         drawn = pretraining.draws(directory, extension, self.spaces, num_traces, num_iterations, self.seed)
         if able and imitate is not False:
@@ -284,8 +300,8 @@ class Agent(InteractiveAgent):
         """Describe the networks as text.
 
         Args:
-            format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in Mermaid's language, with
-                the names of registered tensors.
+            format: 'text': tables of layers, shapes and numbers of parameters. 'mermaid': a flowchart in
+                Mermaid's language, with the names of registered tensors.
 
         Raises:
             SpecError: an unknown format.
@@ -319,16 +335,18 @@ class Agent(InteractiveAgent):
         Args:
             directory: where; made if it does not exist.
             filename: name of the file in it, with or without the format's suffix.
-            format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory, unfinished rows,
-                keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as `operant.execution.saving` describes, and the specification
-                as JSON beside them. 'stablehlo', 'onnx': the policy alone, to act without operant; see `operant.execution.export`.
+            format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory,
+                unfinished rows, keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as
+                `operant.execution.saving` describes, and the specification as JSON beside them. 'stablehlo',
+                'onnx': the policy alone, to act without operant; see `operant.execution.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
             The path written.
 
         Raises:
-            SpecError: an unknown format or counter, a name that no file may have, or a layer that an exported policy cannot have.
+            SpecError: an unknown format or counter, a name that no file may have, or a layer that an exported
+                policy cannot have.
             UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
         export.refuse_saved_model(format)
@@ -373,20 +391,24 @@ class Agent(InteractiveAgent):
         saver: Any = None,
         summarizer: Any = None,
     ) -> Agent:
-        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a training run.
+        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a
+        training run.
 
-        From a checkpoint the agent continues in the middle of the episodes that were open. If the environments begin anew, call
-        `reset()` after loading: it cuts these episodes.
+        From a checkpoint the agent continues in the middle of the episodes that were open. If the
+        environments begin anew, call `reset()` after loading: it cuts these episodes.
 
         Args:
             directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
-            filename: name in the folder (default: the newest); also without the number at its end, for the newest of that name.
+            filename: name in the folder (default: the newest); also without the number at its end, for the
+                newest of that name.
             format: see `save`; default: a checkpoint if there is one, else weights of any format.
             environment: checked against the saved spaces, if given.
-            agent: what the file cannot hold, since a file never says what to import: the class of an algorithm that is not operant's
-                own, or a specification with the optimizer or networks made by code (`dict(type='ppo', model=...)`).
-            parallel_interactions: how many actors act, if not as many as when it was saved. Parameters, optimizer and counters
-                are then taken over; unfinished episodes and a replay memory are left behind.
+            agent: what the file cannot hold, since a file never says what to import: the class of an
+                algorithm that is not operant's own, or a specification with the optimizer or networks made by
+                code (`dict(type='ppo', model=...)`).
+            parallel_interactions: how many actors act, if not as many as when it was saved. Parameters,
+                optimizer and counters are then taken over; unfinished episodes and a replay memory are left
+                behind.
             config: `device`, `precision` and `debug`, as in `create`; the seed is the saved one.
             recorder: as in `create`.
             saver: as in `create`; its `load` is ignored.
@@ -488,7 +510,8 @@ class Agent(InteractiveAgent):
             offered = Spaces.read(states, actions)
             if offered != spaces:
                 raise SpaceError(
-                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: {offered.to_spec()}. "
+                    f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: "
+                    f"{offered.to_spec()}. "
                     "Give one with the same states and actions, or leave environment out."
                 )
         with from_file(what):
@@ -505,7 +528,8 @@ class Agent(InteractiveAgent):
         fresh = self._engine.train
         if jax.tree.leaves(fresh.memory):
             warnings.warn(
-                f"The replay memory starts empty: that of {str(found.path)!r} belongs to another number of actors.",
+                f"The replay memory starts empty: that of {str(found.path)!r} belongs to another number of "
+                "actors.",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -526,7 +550,10 @@ class Agent(InteractiveAgent):
         self._reported = self.updates
 
     def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
-        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint; empty if it has none that fit."""
+        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint.
+
+        Empty if it has none that fit.
+        """
         found: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
@@ -576,11 +603,12 @@ def specified(agent: Any) -> dict[str, Any]:
     `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too.
 
     Args:
-        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it (`agent`) those that
-            count if the outer one gives none.
+        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it
+            (`agent`) those that count if the outer one gives none.
 
     Raises:
-        SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is given twice.
+        SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is
+            given twice.
     """
     if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
         agent = read_json(agent, "agent")

@@ -75,7 +75,7 @@ class AgentCallbacks:
             save: writes a checkpoint: called with folder, name, and how many to keep.
         """
         if not self.are_on:
-            return  # without a reference to the agent, which refers to this: so its memory is freed as soon as nothing uses it
+            return  # no reference to the agent, which refers to this: its memory is freed with its last user
         self._agent = agent
         if self.recording is not None:  # the working directory may change
             self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))

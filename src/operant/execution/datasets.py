@@ -1,7 +1,10 @@
-"""Minari datasets as traces, and traces as Minari datasets. Only local ones (`MINARI_DATASETS_PATH`): nothing is downloaded.
+"""Minari datasets as traces, and traces as Minari datasets.
 
-What Minari cannot hold is lost: stacks of frames are plain images there, and an episode whose last observation is not known
-repeats the one before it. Images are stored as they are: Minari's own default is JPEG, which changes them.
+Only local ones (`MINARI_DATASETS_PATH`): nothing is downloaded.
+
+What Minari cannot hold is lost: stacks of frames are plain images there, and an episode whose last
+observation is not known repeats the one before it. Images are stored as they are: Minari's own default is
+JPEG, which changes them.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ def _minari() -> Any:
 
 
 def _expect_spaces(name: str) -> None:
-    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so run code of the file's choice."""
+    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so
+    run code of the file's choice.
+    """
     from minari.dataset.minari_storage import MinariStorage
     from minari.storage import get_dataset_path
 
@@ -60,7 +65,8 @@ class MinariEpisodes(Sequence[Trace]):
         except (FileNotFoundError, ValueError, TypeError) as error:
             known = ", ".join(sorted(minari.list_local_datasets())) or "none"
             raise SpecError(
-                f"There is no Minari dataset {name!r} here ({error}) Local datasets: {known}. Get it with `minari download`, or "
+                f"There is no Minari dataset {name!r} here ({error}) Local datasets: {known}. Get it with "
+                "`minari download`, or "
                 "write it with operant.execution.datasets.from_traces."
             ) from None
         self._name, self._spaces = name, spaces
@@ -112,7 +118,9 @@ class MinariEpisodes(Sequence[Trace]):
         return Trace.read(self._spaces, states, action, terminal, episode.rewards, last)
 
     def _states(self, observation: Flat) -> Any:
-        """Return an observation in the structure that a program gives it in, with the masks that are declared."""
+        """Return an observation in the structure that a program gives it in, with the masks that are
+        declared.
+        """
         masks = set(map(mask_name, self._given.masks))
         states = self._given.states.unflatten({k: x for k, x in observation.items() if k not in masks})
         given = {action: observation.get(mask_name(action)) for action in self._spaces.masks}

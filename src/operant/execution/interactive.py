@@ -55,7 +55,10 @@ class DetachedState(NamedTuple):
 
     train: TrainState
     last: dict[str, np.ndarray] | None
-    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet; None: no actor has acted yet."""
+    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet.
+
+    None: no actor has acted yet.
+    """
 
 
 class InteractiveAgent:
@@ -111,7 +114,9 @@ class InteractiveAgent:
         self._start()
 
     def _placing(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which arrays are made on the agent's device: JAX's first may have no room for what is loaded."""
+        """Return a context in which arrays are made on the agent's device: JAX's first may have no room
+        for what is loaded.
+        """
         return jax.default_device(self._device)
 
     def _declare_masks(self, states: Any) -> None:
@@ -127,7 +132,8 @@ class InteractiveAgent:
             return
         if any(actor.rows or actor.row for actor in self.actors):
             raise UsageError(
-                f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' specification: "
+                f"A mask for {new[0]!r} came after the agent had begun. Declare it in the states' "
+                "specification: "
                 f"{{{mask_name(new[0])!r}: dict(type='bool', shape=...)}}, or give it from the first act on."
             )
         self._take_masks(new)
@@ -188,10 +194,10 @@ class InteractiveAgent:
         """Choose actions.
 
         Args:
-            states: one state in the structure of the specification, with `'<action>_mask'` entries if actions are
-                masked; with a list as `parallel`, one more leading axis (or a list of states).
-            internals: recurrent state, for independent calls of a recurrent agent: what `initial_internals` or the call
-                before gave.
+            states: one state in the structure of the specification, with `'<action>_mask'` entries if actions
+                are masked; with a list as `parallel`, one more leading axis (or a list of states).
+            internals: recurrent state, for independent calls of a recurrent agent: what `initial_internals`
+                or the call before gave.
             parallel: index of the actor, or a list of such for a batched call.
             independent: act without recording or counting; `observe` must not follow.
             deterministic: independent calls take the best action; False draws as in training.
@@ -212,7 +218,8 @@ class InteractiveAgent:
         for actor in actors:
             if actor.acted:
                 raise UsageError(
-                    f"act was called twice for parallel={actor.index}. Call observe after each act, or reset() where the "
+                    f"act was called twice for parallel={actor.index}. Call observe after each act, or "
+                    "reset() where the "
                     "environments begin anew, as after Agent.load."
                 )
             self._check_length(actor)
@@ -236,7 +243,8 @@ class InteractiveAgent:
         if limit is not None and actor.length >= limit:
             raise UsageError(
                 f"The episode of parallel={actor.index} is longer than max_episode_timesteps={limit}. "
-                "Call observe with terminal=2 at the limit, or reset() where the environments begin anew, as after Agent.load."
+                "Call observe with terminal=2 at the limit, or reset() where the environments begin anew, "
+                "as after Agent.load."
             )
 
     def _actor(self, index: Any) -> Actor:
@@ -283,7 +291,10 @@ class InteractiveAgent:
         return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else own.action)
 
     def _drawn(self, actors: list[Actor]) -> Tree:
-        """Return the randomness `[n, ...]` of actors at their rows; actors that are in step share one call."""
+        """Return the randomness `[n, ...]` of actors at their rows.
+
+        Actors that are in step share one call.
+        """
         noise, rows = self._engine.noise, {actor.row for actor in actors}
         if len(rows) > 1:
             return stack([jax.tree.map(lambda x, a=a: x[a.index], noise(a.row)) for a in actors])
@@ -327,11 +338,12 @@ class InteractiveAgent:
 
         Args:
             reward: the reward; a list for a batched call.
-            terminal: False or 0: the episode goes on; True or 1: it ended; 2: it was aborted by a time limit, so that the
-                value of what would have followed counts.
+            terminal: False or 0: the episode goes on; True or 1: it ended; 2: it was aborted by a time limit,
+                so that the value of what would have followed counts.
             parallel: index of the actor, or a list of such.
-            next_states: the state after the episode's last action. Without it the value at a time limit is taken at the
-                last state that was acted on, which is one step old. Ignored while the episode goes on.
+            next_states: the state after the episode's last action. Without it the value at a time limit is
+                taken at the last state that was acted on, which is one step old. Ignored while the episode
+                goes on.
 
         Returns:
             Updates made since the last call of `observe`.
@@ -358,7 +370,8 @@ class InteractiveAgent:
         for name, given in (("reward", reward), ("terminal", terminal)):
             if np.shape(given) not in ((), (len(actors),)):
                 raise SpaceError(
-                    f"{name} must be one number, or one for each of {len(actors)} actors. Received: {name}={given!r}."
+                    f"{name} must be one number, or one for each of {len(actors)} actors. Received: "
+                    f"{name}={given!r}."
                 )
         rewards, terminals = np.broadcast_to(reward, len(actors)), np.broadcast_to(terminal, len(actors))
         told = []
@@ -369,7 +382,8 @@ class InteractiveAgent:
                     last = take(next_states, i)
                 except (IndexError, KeyError, TypeError):
                     raise SpaceError(
-                        f"next_states must hold a state for each of {len(actors)} actors. Received none for parallel={actor.index}."
+                        f"next_states must hold a state for each of {len(actors)} actors. Received none for "
+                        f"parallel={actor.index}."
                     ) from None
             told.append(self._told(actor, rewards[i], terminals[i], last))
         return told
@@ -430,20 +444,23 @@ class InteractiveAgent:
         if self._debug and self._engine.skipped():
             metrics = ", ".join(f"{name} {value:g}" for name, value in self._engine.metrics().items())
             raise NumericalError(
-                f"Update {self.updates} was left out: its gradients are not finite. Look for rewards or states that are very large, "
+                f"Update {self.updates} was left out: its gradients are not finite. Look for rewards or "
+                "states that are very large, "
                 f"or a learning rate that is. {metrics}."
             )
 
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:
         """Cut unfinished episodes as a time limit would: their experience so far is kept.
 
-        An action that no call of `observe` followed is left out, as its reward is unknown: the episode is cut at the state that it
-        was chosen for, whatever `next_states` says. So is an episode whose call of `act` was interrupted while the agent learnt.
+        An action that no call of `observe` followed is left out, as its reward is unknown: the episode is cut
+        at the state that it was chosen for, whatever `next_states` says. So is an episode whose call of `act`
+        was interrupted while the agent learnt.
 
         Args:
             parallel: index of the actor whose episode is cut, or a list of such; None: all of them.
-            next_states: the state (with a list as `parallel`, a list of states) after each episode's last action.
-                Without it the value at the cut is taken at the last state that was acted on. It needs `parallel`.
+            next_states: the state (with a list as `parallel`, a list of states) after each episode's last
+                action. Without it the value at the cut is taken at the last state that was acted on. It needs
+                `parallel`.
 
         Raises:
             UsageError: `next_states` without `parallel`.
@@ -476,7 +493,8 @@ class InteractiveAgent:
 
     @contextlib.contextmanager
     def hold(self, updates: int = 0) -> Iterator[None]:
-        """Record without learning: updates that come due inside the `with` block are made at the first call after it.
+        """Record without learning: updates that come due inside the `with` block are made at the first call
+        after it.
 
         Args:
             updates: how many updates may be made inside all the same.
@@ -493,9 +511,9 @@ class InteractiveAgent:
     def lend(self, n: int) -> DetachedState | None:
         """Return what another driver of `n` actors needs to continue, or None if something would be lost.
 
-        Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on, while updates are held
-        back, or if a device, a precision or `debug` was chosen, which other drivers do not support. The agent must not be used
-        until `take_back`.
+        Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on,
+        while updates are held back, or if a device, a precision or `debug` was chosen, which other drivers do
+        not support. The agent must not be used until `take_back`.
         """
         settings = (self._device, self._precision, self._limit)
         bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
@@ -504,7 +522,10 @@ class InteractiveAgent:
         return DetachedState(self._engine.train, self.actors.last) if self.actors.idle else None
 
     def take_back(self, train: TrainState, last: dict[str, np.ndarray]) -> None:
-        """Continue with what a driver returns of what it was lent; its episodes are cut at these observations `[N, ...]`."""
+        """Continue with what a driver returns of what it was lent.
+
+        Its episodes are cut at these observations `[N, ...]`.
+        """
         self._engine.put(train)
         self._start()
         self.actors.end_at(last, self.learner.block_shape(1))
@@ -512,7 +533,10 @@ class InteractiveAgent:
         self._last_block = None
 
     def close(self) -> None:
-        """Write what is left to write, and release the compiled functions and arrays. Further calls are errors."""
+        """Write what is left to write, and release the compiled functions and arrays.
+
+        Further calls are errors.
+        """
         if self.engine is None:
             return
         self._writers.close()

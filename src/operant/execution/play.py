@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from operant.training.episodes import EpisodeResult
 
 PLAY = 1
-"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this place."""
+"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this
+place."""
 
 
 class PlayConfig(Config):
@@ -73,7 +74,10 @@ class PlayConfig(Config):
             except SpecError as fault:
                 yield str(fault)
         if self.best and self.run_dir is None:
-            yield "best is for a run's folder. Received: best=True without run_dir. Give the folder: operant play RUN --best."
+            yield (
+                "best is for a run's folder. Received: best=True without run_dir. Give the folder: "
+                "operant play RUN --best."
+            )
         if self.policy is None:
             return
         if self.run_dir is not None or self.weights:
@@ -104,7 +108,10 @@ class PlayResult(NamedTuple):
         if len(self.rewards) == 1:
             return f"Total reward: {self.rewards[0]:g}"
         length = np.mean(self.lengths)
-        return f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean length {length:.1f}"
+        return (
+            f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean "
+            f"length {length:.1f}"
+        )
 
 
 def run(
@@ -117,7 +124,9 @@ def run(
     leave_open: bool = False,
     base: Path | None = None,
 ) -> PlayResult:
-    """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`; each `call` plays different ones.
+    """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`.
+
+    Each `call` plays different ones.
 
     Folders are relative to `base`; None: to the working directory.
     """
@@ -141,7 +150,10 @@ def run(
 
 
 def _root(seed: int, call: int = 0) -> int:
-    """Return the root seed of the episodes of a call; it differs from the one that training with this seed uses."""
+    """Return the root seed of the episodes of a call.
+
+    It differs from the one that training with this seed uses.
+    """
     return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
@@ -152,7 +164,10 @@ def _shown(
     leave_open: bool = False,
     base: Path | None = None,
 ) -> PlayResult:
-    """Play on a vector whose frames go where the options say; it is closed afterwards unless it is to be left open."""
+    """Play on a vector whose frames go where the options say.
+
+    It is closed afterwards unless it is to be left open.
+    """
     from operant.execution.render import RenderVectorEnv
 
     outputs: list[Output] = []
@@ -232,7 +247,8 @@ def _prepared(
         definition = definition.limited(env.max_episode_timesteps)
         if saved is not None:
             _expect_spaces(str(config.run_dir), saved["spaces"], env)
-        # As many actors as a block needs that can be divided into minibatches: playing does not depend on them.
+        # As many actors as a block needs that can be divided into minibatches: playing does not depend on
+        # them.
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
@@ -249,7 +265,8 @@ def _specification(found: Checkpoint) -> Mapping[str, Any]:
     parts = ("agent", "spaces", "parallel_interactions")
     if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
         raise SpecError(
-            f"{shown(found.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env ... --weights {shown(found.path)}"
+            f"{shown(found.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env "
+            f"... --weights {shown(found.path)}"
         )
     return saved
 
@@ -263,7 +280,8 @@ def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
         own, given = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
         if own != given:
             raise SpaceError(
-                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {own}. The environment's: {given}. "
+                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {own}. The "
+                f"environment's: {given}. "
                 "Play it in an environment like its own."
             )
 
@@ -288,11 +306,13 @@ def _exported(config: PlayConfig, path: str) -> PlayResult:
             own, given = getattr(policy.spaces, kind), getattr(env.spaces, kind)
             if own != given:
                 raise SpaceError(
-                    f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the environment's {given.to_spec()}."
+                    f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the "
+                    f"environment's {given.to_spec()}."
                 )
         if set(policy.spaces.masks) != set(env.spaces.masks):
             raise SpaceError(
-                f"The policy {path!r} does not fit {env.name}: it has masks for {list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
+                f"The policy {path!r} does not fit {env.name}: it has masks for "
+                f"{list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
             )
     except BaseException:
         env.close()
@@ -320,7 +340,8 @@ def _newest(directory: str, best: bool) -> Checkpoint:
             return found
         if not runs_within(directory):
             raise SpecError(
-                f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best out for the newest policy."
+                f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best "
+                "out for the newest policy."
             )
     else:
         for place in (folder / "checkpoints", folder):
@@ -332,7 +353,9 @@ def _newest(directory: str, best: bool) -> Checkpoint:
 
 
 def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> TrainState:
-    """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an untrained agent."""
+    """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an
+    untrained agent.
+    """
     import jax
 
     from operant.agents.base.learner import TrainState
@@ -359,7 +382,8 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
     Args:
         config: what to play, and how to show it.
         given: a class or a function that makes it, or a JAX-native object, instead of the id.
-        lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE continues a game then.
+        lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE
+            continues a game then.
 
     Raises:
         SpecError: it cannot be made, or cannot be shown.
@@ -394,7 +418,8 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
                     if not record.get("given"):
                         raise
                     raise SpecError(
-                        f"{source} was trained in environments that its program made, which cannot be made again from {name!r}: {error} "
+                        f"{source} was trained in environments that its program made, which cannot be made "
+                        f"again from {name!r}: {error} "
                         "Give one: --env module:Name (env=)."
                     ) from None
     if not name:
@@ -417,13 +442,17 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
         if not isinstance(name, str | type):  # a function: it may make one that gives pictures anyway
             return make()
         raise SpecError(
-            f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with 'rgb_array' as in Gymnasium, "
+            f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with "
+            "'rgb_array' as in Gymnasium, "
             "or play without render, video_dir and frame_dir."
         ) from None
 
 
 def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
-    """Add a run's arguments of its environment to the given ones, which win; they must be data, and name no file or module."""
+    """Add a run's arguments of its environment to the given ones, which win.
+
+    They must be data, and name no file or module.
+    """
     own = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
     with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
         for name in own.keys() - (config.env_kwargs or {}).keys():
@@ -443,6 +472,7 @@ def _counterpart(name: Any) -> str:
     if bare not in gymnasium.registry:
         known = [env for env in gymnasium.registry if "/" not in env]
         raise SpecError(
-            f"{name!r} cannot be rendered, and Gymnasium has no {bare!r}.{suggest(bare, known, listed=False)} Give env= one that can."
+            f"{name!r} cannot be rendered, and Gymnasium has no "
+            f"{bare!r}.{suggest(bare, known, listed=False)} Give env= one that can."
         )
     return bare

@@ -1,4 +1,7 @@
-"""Episodes that were played elsewhere, given to an agent as if it had acted in them; and pretraining from files of such episodes."""
+"""Episodes that were played elsewhere, given to an agent as if it had acted in them.
+
+And pretraining from files of such episodes.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +28,23 @@ from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 COUNTED = 1024
 """Rows that enter running moments, of observations or of returns, in one call."""
 COLUMN = 64
-"""Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to shuffle."""
+"""Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to
+shuffle."""
 
 
 def bring(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
-    """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would have stored beside its actions.
+    """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would
+    have stored beside its actions.
 
-    Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor hold as much as possible.
+    Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor
+    hold as much as possible.
 
     Args:
         engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
         actors: of the agent.
         trace: the episodes.
-        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: the networks compute them.
+        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: the networks
+            compute them.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
@@ -53,7 +60,8 @@ def bring(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree =
         length = len(trace.reward[steps])
         if isinstance(memory, Recent) and len(actors) > 1 and length > memory.length:
             warnings.warn(
-                f"An episode of {length} steps is longer than the memory of one actor, {memory.length} rows: its first steps are "
+                f"An episode of {length} steps is longer than the memory of one actor, {memory.length} "
+                "rows: its first steps are "
                 "forgotten. Give capacity, in rows of all actors, or parallel_interactions=1.",
                 RuntimeWarning,
                 stacklevel=3,
@@ -95,7 +103,10 @@ def _padded(x: Any, size: int) -> np.ndarray:
 
 
 def _joined(internals: Tree) -> Tree:
-    """Return recurrent states with a leading axis; those of single steps may come in a list, as `act` gave them."""
+    """Return recurrent states with a leading axis.
+
+    Those of single steps may come in a list, as `act` gave them.
+    """
     if not (isinstance(internals, list | tuple) and internals):
         return internals
     try:
@@ -114,7 +125,8 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
 
 
 class BehavioralCloning:
-    """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and its values fit the returns.
+    """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and
+    its values fit the returns.
 
     Args:
         engine: of the agent; its algorithm must have `imitation`.
@@ -181,7 +193,9 @@ class BehavioralCloning:
         return weights, scale
 
     def _see(self, trace: Trace, fresh: np.ndarray) -> None:
-        """Let the steps that are fresh, of whole episodes, enter the running moments of observations and returns."""
+        """Let the steps that are fresh, of whole episodes, enter the running moments of observations and
+        returns.
+        """
         normalized = {name for model in self._models.values() for name in model.normalized}
         if not normalized and self._scale == ():
             return
@@ -200,7 +214,8 @@ class BehavioralCloning:
         Args:
             trace: what to imitate.
             passes: how often.
-            fresh: `[R]`, which of its steps the running moments of observations and returns have not counted yet.
+            fresh: `[R]`, which of its steps the running moments of observations and returns have not counted
+                yet.
         """
         self._see(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
@@ -250,7 +265,8 @@ class BehavioralCloning:
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[tuple[Trace, np.ndarray]]:
-    """Yield, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps `[R]` occur for the first time.
+    """Yield, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps
+    `[R]` occur for the first time.
 
     Args:
         source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
@@ -290,7 +306,10 @@ def clone(
     batch_size: int,
     seed: int,
 ) -> None:
-    """Let an agent imitate traces, each gone through a number of times; see `draws` and `BehavioralCloning`."""
+    """Let an agent imitate traces, each gone through a number of times.
+
+    See `draws` and `BehavioralCloning`.
+    """
     cloning = BehavioralCloning(engine, lr, batch_size, seed)
     for trace, fresh in drawn:
         cloning.learn(trace, passes, fresh)

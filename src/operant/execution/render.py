@@ -1,4 +1,7 @@
-"""Outputs for the frames of episodes: videos, pictures, a window; and the vector that hands frames to them."""
+"""Outputs for the frames of episodes: videos, pictures, a window.
+
+And the vector that hands frames to them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ class Output(Protocol):
 
 
 class Video:
-    """Writes one mp4 file (H.264) for each episode, to a folder that is relative to `base` (None: to the working directory)."""
+    """Writes one mp4 file (H.264) for each episode, to a folder that is relative to `base` (None: to the
+    working directory).
+    """
 
     def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
         self.directory = Path(directory)
@@ -72,7 +77,8 @@ class Video:
                 str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
             )
             with warnings.catch_warnings():
-                # It starts ffmpeg by a fork, about which JAX warns. The child runs no Python code between fork and exec.
+                # It starts ffmpeg by a fork, about which JAX warns. The child runs no Python code between
+                # fork and exec.
                 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 self._writer.send(None)
         self._writer.send(np.ascontiguousarray(picture))
@@ -87,7 +93,8 @@ class Video:
 class Pictures:
     """Writes every n-th frame as ``00042.jpg`` to a folder that is relative to `base`, as for `Video`.
 
-    Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in it, ``episode-001``.
+    Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in
+    it, ``episode-001``.
     """
 
     def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
@@ -157,7 +164,9 @@ class Window:
 
 
 def _leave_sound() -> None:
-    """Keep SDL, with which environments draw, from looking for a sound device: libraries complain at length if there is none."""
+    """Keep SDL, with which environments draw, from looking for a sound device: libraries complain at
+    length if there is none.
+    """
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
@@ -303,7 +312,8 @@ def _mujoco(env: Any) -> Any:
 def _follow(env: Any) -> None:
     """Use the camera of a MuJoCo model that follows the body, unless another view was chosen.
 
-    From 1.4 on, Gymnasium's own camera stays where the episode begins, and whatever learns to run soon leaves its view.
+    From 1.4 on, Gymnasium's own camera stays where the episode begins, and whatever learns to run soon leaves
+    its view.
     """
     renderer = _mujoco(env)
     arguments = getattr(getattr(env, "spec", None), "kwargs", {})
@@ -326,7 +336,8 @@ def _drawn(env: Any) -> Any:
                 f"{name!r} raised {type(error).__name__} in render{said}{raised_at(error)}"
             ) from error
         raise UsageError(
-            f"The environment cannot be drawn: {error}. Without a display, set the environment variable MUJOCO_GL=egl."
+            f"The environment cannot be drawn: {error}. Without a display, set the environment variable "
+            "MUJOCO_GL=egl."
         ) from error
 
 

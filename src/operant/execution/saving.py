@@ -1,8 +1,10 @@
-"""Files of an agent beside checkpoints: weights as plain arrays in common formats; and the saver, which writes checkpoints now and then.
+"""Files of an agent beside checkpoints: weights as plain arrays in common formats.
 
-A weights file holds for every model the arrays `<model>/params/<name>` (what is trained) and `<model>/state/<name>` (running
-moments and the like), and the scalars `timesteps`, `episodes` and `updates`. A JSON file beside it, `<filename>.json`, holds
-the agent's specification.
+And the saver, which writes checkpoints now and then.
+
+A weights file holds for every model the arrays `<model>/params/<name>` (what is trained) and
+`<model>/state/<name>` (running moments and the like), and the scalars `timesteps`, `episodes` and `updates`.
+A JSON file beside it, `<filename>.json`, holds the agent's specification.
 """
 
 from __future__ import annotations
@@ -48,8 +50,10 @@ def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
     asked = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
     if format in export.FORMATS or asked & set(export.FORMATS.values()):
         raise CheckpointError(
-            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot learn on: it is no agent. "
-            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with format='checkpoint', too."
+            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
+            "learn on: it is no agent. "
+            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
+            "format='checkpoint', too."
         )
 
 
@@ -80,8 +84,10 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: P
     for name in expected.keys() | received.keys():
         if expected.get(name) != received.get(name):
             raise CheckpointError(
-                f"The weights in {str(path)!r} do not fit the agent: {name!r} is {received.get(name, 'missing')} there and "
-                f"{expected.get(name, 'missing')} in the agent. Load them into an agent with the same networks."
+                f"The weights in {str(path)!r} do not fit the agent: {name!r} is "
+                f"{received.get(name, 'missing')} there and "
+                f"{expected.get(name, 'missing')} in the agent. Load them into an agent with the same "
+                "networks."
             )
 
     return {
@@ -192,7 +198,9 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
 
 
 def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
-    """Return a weights file in a folder, or None: the named one, with a format else the newest ``<filename>-<number>``; without a name the newest."""
+    """Return a weights file in a folder, or None: the named one, with a format else the newest
+    ``<filename>-<number>``; without a name the newest.
+    """
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():
         return directory
@@ -214,7 +222,9 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
 
 
 def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpoint | None:
-    """Return the checkpoint of that name in a folder; without a name, the folder if it is one, else its newest; None if there is none.
+    """Return the checkpoint of that name in a folder.
+
+    Without a name, the folder if it is one, else its newest; None if there is none.
 
     Raises:
         CheckpointError: the checkpoint of that name, or that is the folder, cannot be read.
@@ -231,7 +241,8 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
     Args:
         directory: where it is.
         filename: its name, or what stands before the number (None: any).
-        numbered: take the newest numbered one even if there is one of exactly that name, as a saver does to continue.
+        numbered: take the newest numbered one even if there is one of exactly that name, as a saver does to
+            continue.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
@@ -299,7 +310,9 @@ class SaverConfig(Config):
 
 
 class Saver:
-    """Writes checkpoints from time to time. If one other than the last cannot be written, this is only a warning.
+    """Writes checkpoints from time to time.
+
+    If one other than the last cannot be written, this is only a warning.
 
     Args:
         config: its options.

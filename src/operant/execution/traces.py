@@ -1,7 +1,7 @@
 """Traces: recorded episodes, in memory and as files; and the recorder that writes them while an agent acts.
 
-A file ``trace-000000099.npz`` (the number is that of its last episode) holds one or several whole episodes one after the
-other, `R` steps together, as plain arrays:
+A file ``trace-000000099.npz`` (the number is that of its last episode) holds one or several whole episodes
+one after the other, `R` steps together, as plain arrays:
 
 | array | shape | |
 |---|---|---|
@@ -10,7 +10,7 @@ other, `R` steps together, as plain arrays:
 | `auxiliaries/<action>/mask` | `[R, ..., num_values]` | which actions were allowed, where they are masked |
 | `reward` | `[R]` float32 | what it got |
 | `terminal` | `[R]` int64 | 0; 1 where an episode terminated, 2 where it was truncated |
-| `last_states`, or `last_states/<name>` | `[E, ...]` | after the last action of each of the `E` episodes; may be missing |
+| `last_states`, or `last_states/<name>` | `[E, ...]` | after the last action of each episode, if known |
 """
 
 from __future__ import annotations
@@ -271,14 +271,16 @@ class RecorderConfig(Config):
 
 
 class Recorder:
-    """Writes what actors do to trace files. If one other than the last cannot be written, this is only a warning; its episodes are dropped.
+    """Writes what actors do to trace files.
+
+    If one other than the last cannot be written, this is only a warning; its episodes are dropped.
 
     Args:
         config: its options.
         spaces: of the agent.
         actors: how many act.
-        episodes: how many ended already: numbers continue from there, and from the folder's files. No file is replaced, whoever
-            else writes there: if a name is taken, the next one is used.
+        episodes: how many ended already: numbers continue from there, and from the folder's files. No file is
+            replaced, whoever else writes there: if a name is taken, the next one is used.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -295,7 +297,10 @@ class Recorder:
         self._pending[actor] = (observation, action)
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note its reward; at the end of an episode, also the observation after its last action if it is known."""
+        """Note its reward.
+
+        At the end of an episode, also the observation after its last action if it is known.
+        """
         acted = self._pending[actor]
         if acted is not None:  # else it acted before this recorder was made: the agent was loaded
             self._running[actor].append((*acted, reward, terminal))

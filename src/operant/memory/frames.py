@@ -1,8 +1,9 @@
 """Observations that are stacks of the last `k` frames, stored frame by frame.
 
-A stack `[..., H, W, k]` (oldest first) holds `k - 1` frames of the row before, so each row adds one frame, and an
-episode's first row all `k`: whatever the environment filled the stack with at its reset is returned exactly. A row
-whose newest frame is number `f` of its column has the stack of frames `f - k + 1` to `f`, without exception.
+A stack `[..., H, W, k]` (oldest first) holds `k - 1` frames of the row before, so each row adds one frame,
+and an episode's first row all `k`: whatever the environment filled the stack with at its reset is returned
+exactly. A row whose newest frame is number `f` of its column has the stack of frames `f - k + 1` to `f`,
+without exception.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Stacks:
 
     @property
     def longest_block(self) -> int:
-        """Rows that may be written at once: even if each is the first of an episode, their frames must fit."""
+        """Rows that may be written at once: even if each is the first of an episode, their frames must
+        fit.
+        """
         return min(self.rows, self.length // self.depth - 1) if self.sizes else self.rows
 
     def split(self, observation: Arrays) -> tuple[Arrays, Arrays]:
@@ -68,7 +71,10 @@ class Stacks:
         }
 
     def numbers(self, next: Int[Array, "1 n"], first: Bool[Array, "T n"]) -> Int[Array, "T n"]:
-        """Return the number of each row's newest frame, not wrapped around; `next` is the number of the first frame to come."""
+        """Return the number of each row's newest frame, not wrapped around.
+
+        `next` is the number of the first frame to come.
+        """
         return next + jnp.cumsum(jnp.where(first, self.depth, 1), axis=0, dtype=jnp.int32) - 1
 
     def write(

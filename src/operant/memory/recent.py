@@ -1,7 +1,9 @@
-"""Memory of the newest rows of every actor, in time order: what algorithms that use fresh experience learn from.
+"""Memory of the newest rows of every actor, in time order: what algorithms that use fresh experience learn
+from.
 
-Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a replay
-memory it also holds the observation that followed the newest row, so that nothing has to wait for the next block.
+Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a
+replay memory it also holds the observation that followed the newest row, so that nothing has to wait for the
+next block.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from operant.types import Array, Arrays, Rollout, Tree
 
 
 class RecentState(NamedTuple):
-    """Contents of a memory: rings of `L + 1` slots, time first. The slot after the newest row holds only an observation."""
+    """Contents of a memory: rings of `L + 1` slots, time first.
+
+    The slot after the newest row holds only an observation.
+    """
 
     next: Int[Array, " N"]
     """Slot of the row to be written next."""
@@ -32,7 +37,10 @@ class RecentState(NamedTuple):
     """False also where nothing has been written yet."""
     extras: Tree
     arrived: UInt32[Array, "L+1 N"]
-    """Number of each row in the order in which rows of all actors came, modulo 2^32; rows that only fill up a block get no new number."""
+    """Number of each row in the order in which rows of all actors came, modulo 2^32.
+
+    Rows that only fill up a block get no new number.
+    """
     total: UInt32[Array, ""]
     """Number of the newest row."""
 
@@ -94,7 +102,8 @@ class Recent:
         seen = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
         rows = seen[:-1]
 
-        # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a block.
+        # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a
+        # block.
         before = state.valid[(start - 1) % slots, where[None]]
         came = block.valid | jnp.concatenate([before, block.valid[:-1]])
         arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)

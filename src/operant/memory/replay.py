@@ -1,14 +1,14 @@
 """Replay memory: a ring of rows on the device that trains, as a pytree with pure functions.
 
-The memory holds the stream of `operant.types` as it comes: a row per actor and step, every observation once. What
-followed row `t` is row `t + 1` of the same column, so there is no array of next observations, and a time limit needs
-no special case.
+The memory holds the stream of `operant.types` as it comes: a row per actor and step, every observation once.
+What followed row `t` is row `t + 1` of the same column, so there is no array of next observations, and a time
+limit needs no special case.
 
-`add` never reads from a ring what it is about to overwrite: so, compiled with a donated state, it writes in place,
-whatever the capacity. A read before the write would make XLA copy the ring.
+`add` never reads from a ring what it is about to overwrite: so, compiled with a donated state, it writes in
+place, whatever the capacity. A read before the write would make XLA copy the ring.
 
-References: Lin 1992, "Self-improving reactive agents" (replay); Mnih et al. 2015 (frames stored once); Schaul et al.
-2016 (proportional priorities).
+References: Lin 1992, "Self-improving reactive agents" (replay); Mnih et al. 2015 (frames stored once); Schaul
+et al. 2016 (proportional priorities).
 """
 
 from __future__ import annotations
@@ -50,21 +50,24 @@ __all__ = ["Replay", "RowSpec"]
 class Replay:
     """Description of a replay memory; hashable, so that compiled functions may take it as a static argument.
 
-    A row takes the bytes of its observation, action and extras, and 12 to 20 more. Of a stacked observation one frame per
-    row is stored, and all `k` of each episode's first row, for which there is a 64th more room: a million rows of
-    84x84 frames take 7.2 GB, not 56. If that room is too small (episodes shorter than about 64 (k - 1) rows), the
-    oldest rows leave a little earlier.
+    A row takes the bytes of its observation, action and extras, and 12 to 20 more. Of a stacked observation
+    one frame per row is stored, and all `k` of each episode's first row, for which there is a 64th more room:
+    a million rows of 84x84 frames take 7.2 GB, not 56. If that room is too small (episodes shorter than about
+    64 (k - 1) rows), the oldest rows leave a little earlier.
     """
 
     capacity: int
-    """Rows over all columns, each episode's last observation being one; rounded up to a multiple of `columns`."""
+    """Rows over all columns, each episode's last observation being one.
+
+    Rounded up to a multiple of `columns`.
+    """
     columns: int = 1
     """Actors whose streams it holds."""
     prioritised: bool = False
     """Whether `sample` draws in proportion to priorities."""
     frames: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
-    """Components of the observation that are stacks of the last `k` frames `[..., H, W, k]`, oldest first: name and
-    `k`. Stored frame by frame, returned exactly."""
+    """Components of the observation that are stacks of the last `k` frames `[..., H, W, k]`, oldest first:
+    name and `k`. Stored frame by frame, returned exactly."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -120,7 +123,9 @@ class Replay:
 
     @staticmethod
     def emptied(state: ReplayState) -> ReplayState:
-        """Return the memory without its rows, in the room that it has: only what says which rows are held is new."""
+        """Return the memory without its rows, in the room that it has: only what says which rows are held
+        is new.
+        """
         zero = functools.partial(jax.tree.map, jnp.zeros_like)
         return state._replace(
             cursor=zero(state.cursor),
@@ -143,8 +148,8 @@ class Replay:
     def begun(self, state: ReplayState, count: int | Array) -> Bool[Array, ""]:
         """Return whether `count` rows are held, or a column is full: a memory may be younger than the run.
 
-        One full column is enough, as it may be the only one that is written. If episodes are short, the frames of their
-        first rows leave room for fewer rows than `length`.
+        One full column is enough, as it may be the only one that is written. If episodes are short, the
+        frames of their first rows leave room for fewer rows than `length`.
         """
         cursor = Cursor(*state.cursor)
         full = cursor.held >= self.length - 1
@@ -159,7 +164,9 @@ class Replay:
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
-        """Return whether a sequence of `length` rows can be sampled: one column holds them and the row that follows."""
+        """Return whether a sequence of `length` rows can be sampled: one column holds them and the row
+        that follows.
+        """
         return Cursor(*state.cursor).held.max() > length
 
     def add(self, state: ReplayState, block: Rollout, columns: Int[Array, " n"] | None = None) -> ReplayState:
@@ -232,9 +239,10 @@ class Replay:
 
         Args:
             state: the memory.
-            index: that of the `Transition`. A row that has left is skipped, unless another has taken its place.
-            priority: above 0, usually |TD error|; taken as 1e-6 if it is lower or not finite. Of several for one row
-                the highest counts.
+            index: that of the `Transition`. A row that has left is skipped, unless another has taken its
+                place.
+            priority: above 0, usually |TD error|; taken as 1e-6 if it is lower or not finite. Of several for
+                one row the highest counts.
             alpha: 0 is uniform, 1 proportional; may be traced.
 
         Raises:
@@ -269,8 +277,9 @@ class Replay:
     ) -> Transition:
         """Draw steps of experience, with replacement, from all rows that are valid and followed by another.
 
-        A step runs over `n_step` rows, or fewer if the episode or what is known of it ends sooner: after `m` rows,
-        reward = sum over i < m of gamma^i r_i, and discount = gamma^m, or 0 if the last of them terminated.
+        A step runs over `n_step` rows, or fewer if the episode or what is known of it ends sooner: after `m`
+        rows, reward = sum over i < m of gamma^i r_i, and discount = gamma^m, or 0 if the last of them
+        terminated.
 
         Args:
             state: the memory. While there is nothing to sample, weight and discount are 0.
@@ -278,8 +287,8 @@ class Replay:
             batch_size: B.
             gamma: discount factor; may be traced.
             n_step: maximal number of rows in one step.
-            beta: exponent of the importance weights (size P(i))^-beta / max (Schaul et al. 2016, section 3.4). Used
-                with priorities only; may be traced.
+            beta: exponent of the importance weights (size P(i))^-beta / max (Schaul et al. 2016, section
+                3.4). Used with priorities only; may be traced.
             scale: function applied to rewards before they are summed (default: none).
         """
         for name, value in (("batch_size", batch_size), ("n_step", n_step)):
@@ -292,7 +301,8 @@ class Replay:
         marks = take(state.rows["mark"], path)
         ahead = (state.cursor[0, column] - 1 - row) % self.length
         known = flag(marks, VALID) & (steps < ahead[:, None])
-        # The step ends before the first row that is not known: an episode's last observation, or the newest row.
+        # The step ends before the first row that is not known: an episode's last observation, or the newest
+        # row.
         rewards = take(state.rows["reward"], path)
         rewards = rewards if scale is None else scale(rewards)
         reward, discount, length = returns.n_step_sums(rewards, known, flag(marks, TERMINATED), gamma=gamma)
@@ -310,7 +320,8 @@ class Replay:
         return spread(drawn, 0)
 
     def whole(self, state: ReplayState, index: Int[Array, " B 2"], n_step: int) -> Bool[Array, " B"]:
-        """Return which steps have all their rewards: those of `n_step` rows, or of fewer up to the end of the episode.
+        """Return which steps have all their rewards: those of `n_step` rows, or of fewer up to the end of the
+        episode.
 
         Args:
             state: the memory.
@@ -326,10 +337,11 @@ class Replay:
         return (ahead[:, 0] >= n_step) | jnp.any(flagged | behind, axis=1)
 
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Rollout:
-        """Draw `B` sequences of `length` rows of one column that are held and followed by another, with uniform starts.
+        """Draw `B` sequences of `length` rows of one column that are held and followed by another, with
+        uniform starts.
 
-        A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first row, if
-        there is one. While no column holds `length + 1` rows, `valid` is False everywhere.
+        A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first
+        row, if there is one. While no column holds `length + 1` rows, `valid` is False everywhere.
         """
         if not 1 <= length < self.length:
             raise value_error("length", f"from 1 to {self.length - 1} (rows per column - 1)", length)
@@ -357,7 +369,9 @@ class Replay:
         )
 
     def _check(self, state: ReplayState, block: Rollout, n: int) -> None:
-        """Raise unless the block is of `n` actors, not too long, and has the components that `init` was given."""
+        """Raise unless the block is of `n` actors, not too long, and has the components that `init` was
+        given.
+        """
         T = block.reward.shape[0]
         if block.reward.shape[1] != n:
             raise value_error("block", f"of {n} actors, one per column", block.reward.shape[1])
@@ -382,12 +396,15 @@ class Replay:
         for name in sorted(wanted.keys() | given.keys()):
             if wanted.get(name) != given.get(name):
                 raise SpecError(
-                    f"A block must have what the memory was made for: {name} is {wanted.get(name)} (shape, type) there."
+                    f"A block must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
+                    "type) there."
                     f" Received: {given.get(name)}."
                 )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:
-        """Drop the oldest rows if `written` frames have overwritten theirs, and count the valid rows that stay."""
+        """Drop the oldest rows if `written` frames have overwritten theirs, and count the valid rows that
+        stay.
+        """
         held = new.held
         if self.frames:
             depth, length = self.stacks.depth, self.stacks.length
@@ -409,7 +426,9 @@ class Replay:
         index: Int[Array, "T n"],
         valid: Int[Array, "T n"],
     ) -> tuple[Array, ...]:
-        """Give the highest weight to rows that are now followed, and none to the newest and to those that have left."""
+        """Give the highest weight to rows that are now followed, and none to the newest and to those that
+        have left.
+        """
         if not self.prioritised:
             return ()
         T, nowhere = len(index), state.priorities[0].size

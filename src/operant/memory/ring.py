@@ -15,7 +15,10 @@ FLAG_BITS = 3
 
 
 class RowSpec(NamedTuple):
-    """One row of one actor, an example of shapes and types. Leaves without leading axes; `jax.ShapeDtypeStruct` will do."""
+    """One row of one actor, an example of shapes and types.
+
+    Leaves without leading axes; `jax.ShapeDtypeStruct` will do.
+    """
 
     observation: Tree
     action: Tree
@@ -23,7 +26,10 @@ class RowSpec(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where columns stand; leaves int32 `[1, n]`. All are bounded, so that none overflows, however long the run."""
+    """Where columns stand; leaves int32 `[1, n]`.
+
+    All are bounded, so that none overflows, however long the run.
+    """
 
     next: Int[Array, "1 n"]
     """Row to be written next."""
@@ -40,13 +46,16 @@ class Cursor(NamedTuple):
 
 
 class ReplayState(NamedTuple):
-    """Contents of a memory. Rings are flat, column after column: column `c` has rows `c L` to `(c + 1) L - 1`."""
+    """Contents of a memory.
+
+    Rings are flat, column after column: column `c` has rows `c L` to `(c + 1) L - 1`.
+    """
 
     cursor: Int[Array, "6 N"]
     """A `Cursor`, in one array."""
     rows: Tree
-    """Dict of observation (without its stacks), action, reward, extras, `mark` (flags, and the rank of the first valid
-    row from this one on) and `frame` (the row's newest frame). Leaves `[N L, ...]`."""
+    """Dict of observation (without its stacks), action, reward, extras, `mark` (flags, and the rank of the
+    first valid row from this one on) and `frame` (the row's newest frame). Leaves `[N L, ...]`."""
     frames: Arrays
     """Single frames of the stacked observations, `[N F, ...]`."""
     order: Int[Array, " NL"]

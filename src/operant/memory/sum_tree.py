@@ -1,8 +1,8 @@
 """Sums over a large vector of weights: draw an entry in proportion to its weight, change some of the weights.
 
-Schaul et al. 2016, "Prioritized Experience Replay", appendix B.2.1. The tree is 32 wide, not binary: a million
-weights are four levels instead of twenty, and every level is one gather. Sums are recomputed from their children,
-never added to, so they do not drift.
+Schaul et al. 2016, "Prioritized Experience Replay", appendix B.2.1. The tree is 32 wide, not binary: a
+million weights are four levels instead of twenty, and every level is one gather. Sums are recomputed from
+their children, never added to, so they do not drift.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from operant.types import Array, Key
 
 WIDTH = 32
 Tree = tuple[Float[Array, " _"], ...]
-"""Weights first, then sums of `WIDTH` entries of the level before, until one level has at most `WIDTH` entries."""
+"""Weights first, then sums of `WIDTH` entries of the level before, until one level has at most `WIDTH`
+entries."""
 
 
 def init(size: int) -> Tree:
@@ -36,8 +37,8 @@ def total(tree: Tree) -> Float[Array, ""]:
 def assign(tree: Tree, index: Int[Array, " M"], weight: Float[Array, " M"]) -> Tree:
     """Set the weights (at least 0) of some entries.
 
-    An index of `tree[0].size` is ignored. Of several weights for one index the largest is kept, so that the result
-    does not depend on the order of writing.
+    An index of `tree[0].size` is ignored. Of several weights for one index the largest is kept, so that the
+    result does not depend on the order of writing.
     """
     leaves = tree[0].at[index].set(0.0, mode="drop").at[index].max(weight, mode="drop")
     levels = [leaves]
@@ -49,7 +50,8 @@ def assign(tree: Tree, index: Int[Array, " M"], weight: Float[Array, " M"]) -> T
 
 
 def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[Array, " count"]]:
-    """Draw entries (index, weight) in proportion to their weights, one from each of `count` equal shares of the total.
+    """Draw entries (index, weight) in proportion to their weights, one from each of `count` equal shares of
+    the total.
 
     An entry of weight zero is never drawn; if all are zero, the index is 0.
     """
@@ -74,7 +76,8 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
         rest = jnp.maximum(rest, 0.0)
         index = index * WIDTH + child
     weight = tree[0].at[index].get(mode="promise_in_bounds")
-    # Whatever uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA would have
+    # Whatever uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA
+    # would have
     # to copy all weights to allow that.
     return jnp.where(weight > 0, index, 0), weight
 

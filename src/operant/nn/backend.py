@@ -1,6 +1,7 @@
 """The door to Keras: nothing else in operant imports it, and this module does so only when asked.
 
-Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it first.
+Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it
+first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from operant.errors import BackendError
 def keras() -> Any:
     """Return the Keras module, running on JAX.
 
-    The first call sets ``KERAS_BACKEND`` to ``jax`` and loads Keras, unless the program has loaded it already.
+    The first call sets ``KERAS_BACKEND`` to ``jax`` and loads Keras, unless the program has loaded it
+    already.
 
     Raises:
         BackendError: the program has loaded Keras on another backend.
@@ -31,7 +33,8 @@ def keras() -> Any:
     backend = module.backend.backend()
     if backend != "jax":
         raise BackendError(
-            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend, which cannot be "
+            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend, "
+            "which cannot be "
             "changed afterwards. Set the environment variable KERAS_BACKEND=jax before Python starts, or put "
             "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
         )

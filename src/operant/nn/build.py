@@ -32,7 +32,8 @@ class Head:
     constant: float | None = None
     """Instead of a dense layer, learned numbers that do not depend on the input and start at this."""
     logits: bool = False
-    """Whether these are logits of choices along the last axis: if a model outputs a softmax instead, its logarithm is taken."""
+    """Whether these are logits of choices along the last axis: if a model outputs a softmax instead, its
+    logarithm is taken."""
 
 
 def build(
@@ -47,19 +48,22 @@ def build(
 ) -> Model:
     """Build a model.
 
-    Frames (type float, dtype uint8) are divided by 255 (their `max_value`), choices become one-hot and bools 0 and 1, unless
-    the network reads integers itself.
+    Frames (type float, dtype uint8) are divided by 255 (their `max_value`), choices become one-hot and bools
+    0 and 1, unless the network reads integers itself.
 
     Args:
-        network: 'auto'; a list of widths of dense layers; a list of layers (`operant.nn.structure.LAYERS`) or of lists of layers; a dict with `type`
-            'auto', 'layered', 'preprocessed', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose outputs are then the
-            heads' values themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or .cfg
-            file.
+        network: 'auto'; a list of widths of dense layers; a list of layers (`operant.nn.structure.LAYERS`) or
+            of lists of layers; a dict with `type` 'auto', 'layered', 'preprocessed', 'keras' or 'cfg'; a
+            Keras model or a function (class) that makes one, whose outputs are then the heads' values
+            themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or
+            .cfg file.
         inputs: the components that the model reads, in order; a critic's may include actions.
         heads: the outputs by name.
-        towers: groups of heads. Each group gets a network of its own, of the same form; heads that no group names share
-            one more. Empty: all heads share one network. Ignored for a whole Keras model, which has its own structure.
-        normalize: whether to standardise float vectors by running moments (see `Model.observe`), or which of them.
+        towers: groups of heads. Each group gets a network of its own, of the same form; heads that no group
+            names share one more. Empty: all heads share one network. Ignored for a whole Keras model, which
+            has its own structure.
+        normalize: whether to standardise float vectors by running moments (see `Model.observe`), or which of
+            them.
         reinitialize: draw the trained weights of a given Keras model anew; otherwise they start as they are.
         name: name of the model, for summaries and files.
 
@@ -110,12 +114,15 @@ def build(
 
 
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
-    """Warn of images that networks would read with their axes confused: declared like this, they cannot be transposed here."""
+    """Warn of images that networks would read with their axes confused: declared like this, they cannot be
+    transposed here.
+    """
     for name, leaf in fed.items():
         if leaf.channels_first:
             height, width, channels = leaf.shape
             warnings.warn(
-                f"The image {name!r} of shape {leaf.shape} is read as {height} x {width} pixels of {channels} channels: channels come "
+                f"The image {name!r} of shape {leaf.shape} is read as {height} x {width} pixels of "
+                f"{channels} channels: channels come "
                 "last. Declare and return it with that axis moved: numpy.moveaxis(x, 0, -1).",
                 RuntimeWarning,
                 stacklevel=2,
@@ -137,7 +144,10 @@ def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Return registered tensors by name; with several towers, which share names, each name gets its tower's number."""
+    """Return registered tensors by name.
+
+    With several towers, which share names, each name gets its tower's number.
+    """
     return {
         name if len(graphs) == 1 else f"{name} ({i})": x
         for i, graph in enumerate(graphs)
@@ -177,7 +187,9 @@ def _normalizer_name(name: str) -> str:
 
 
 def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
-    """Return an input as networks read it: floats as float32, frames scaled, choices as int32, bools as they are."""
+    """Return an input as networks read it: floats as float32, frames scaled, choices as int32, bools as
+    they are.
+    """
     k = keras()
     if leaf.type == "bool":
         return entry
@@ -268,14 +280,17 @@ def _from_cfg(
     heads: Mapping[str, Head],
     normalized: Sequence[str],
 ) -> dict[str, Any]:
-    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors joined into one, or both."""
+    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors joined into
+    one, or both.
+    """
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
     if len(images) > 1:
         listed = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
         raise SpecError(
-            f"{cfg.source} describes a network that reads at most one image, and any number of vectors. Received: {listed}. "
+            f"{cfg.source} describes a network that reads at most one image, and any number of vectors. "
+            f"Received: {listed}. "
             "Give a list of layers, whose retrieve reads inputs by name."
         )
     vectors = [x for n, x in tensors.items() if n not in images]
@@ -286,7 +301,8 @@ def _from_cfg(
         if more or count is None or count > values:
             choices = "" if count is None else f" of {count} choices"
             raise SpecError(
-                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at most as many choices. Received: "
+                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at "
+                "most as many choices. Received: "
                 f"{', '.join(fed)}{choices}."
             )
         x = tensors[name]
@@ -325,11 +341,14 @@ def _is_softmax(model: Any, index: int) -> bool:
 
 
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a whole model's outputs against the heads, in order, and add the heads that are learned constants."""
+    """Check a whole model's outputs against the heads, in order, and add the heads that are learned
+    constants.
+    """
     k = keras()
     if isinstance(called, Mapping) and list(called) != sorted(called):
         raise SpecError(
-            f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras sorts the names. Give them as a "
+            f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras "
+            "sorts the names. Give them as a "
             f"list, in this order: {', '.join(heads)}."
         )
     found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
@@ -357,7 +376,10 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
 def _called(
     model: Any, tensors: Mapping[str, Any], entries: Mapping[str, Any], fed: Mapping[str, Leaf]
 ) -> Any:
-    """Call a Keras model on the inputs, by name if its names are theirs, else in order; unprepared (`entries`) if it reads integers."""
+    """Call a Keras model on the inputs, by name if its names are theirs, else in order.
+
+    Unprepared (`entries`) if it reads integers.
+    """
     k = keras()
     graph = _graph(tensors, fed)
     declared = list(getattr(model, "inputs", None) or [])

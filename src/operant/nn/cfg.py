@@ -1,14 +1,14 @@
 """Networks from `.cfg` files: the grammar, and the Keras model that a file describes.
 
-A file is a list of sections, one layer each, in order. `[dense-0]` is a layer of the kind `dense`; what follows the hyphen
-only tells sections apart. Each layer reads the one before it, with two exceptions:
+A file is a list of sections, one layer each, in order. `[dense-0]` is a layer of the kind `dense`; what
+follows the hyphen only tells sections apart. Each layer reads the one before it, with two exceptions:
 
-- after a layer with `output=1`, the next section starts again at the latest layer with `common=1`, or at the input if there is
-  none. So heads may have any depth.
+- after a layer with `output=1`, the next section starts again at the latest layer with `common=1`, or at the
+  input if there is none. So heads may have any depth.
 - a dense output without `units` takes its size from whoever builds the model.
 
-An image may come with a vector, such as a critic's action: it joins once the image has become a vector, so after
-`[flatten]`.
+An image may come with a vector, such as a critic's action: it joins once the image has become a vector, so
+after `[flatten]`.
 
 `docs/models.md` lists kinds and keys.
 """
@@ -62,11 +62,12 @@ class Cfg:
         """Read a file.
 
         Args:
-            path: of the file; for one that comes with operant its name is enough, unless a file of that name exists
-                here.
+            path: of the file; for one that comes with operant its name is enough, unless a file of that name
+                exists here.
 
         Raises:
-            SpecError: it cannot be read, or a section is not understood; the message names file, section and key.
+            SpecError: it cannot be read, or a section is not understood; the message names file, section and
+                key.
         """
         place, close = Path(path), ""
         if place.parent == Path() and not place.exists():
@@ -86,11 +87,13 @@ class Cfg:
             parser.read_string(text)
         except configparser.DuplicateSectionError as error:
             raise SpecError(
-                f"{source} has two sections [{error.section}] (line {error.lineno}). Give each a number of its own."
+                f"{source} has two sections [{error.section}] (line {error.lineno}). Give each a number of "
+                "its own."
             ) from None
         except configparser.DuplicateOptionError as error:
             raise SpecError(
-                f"{source}, section [{error.section}]: {error.option!r} is given twice (line {error.lineno}). Keep one."
+                f"{source}, section [{error.section}]: {error.option!r} is given twice (line "
+                f"{error.lineno}). Keep one."
             ) from None
         except configparser.MissingSectionHeaderError as error:
             raise SpecError(
@@ -124,7 +127,8 @@ class Cfg:
         return self.sections[0].kind
 
     def units(self, sizes: Mapping[str, int]) -> list[int]:
-        """Return the sizes of the outputs without `units`, for a model that must have these outputs, in this order.
+        """Return the sizes of the outputs without `units`, for a model that must have these outputs, in this
+        order.
 
         Raises:
             SpecError: the number of outputs differs, or the file's own `units` do.
@@ -157,8 +161,8 @@ class Cfg:
             input_shape: shape of the input without the batch axis.
             output_units: sizes of the outputs without `units`, in order.
             seed: root of the seeds of all initialisers; None: Keras draws them.
-            vector_size: length of a vector, a second input of the model, that joins once the first has become a vector
-                too.
+            vector_size: length of a vector, a second input of the model, that joins once the first has become
+                a vector too.
 
         Raises:
             SpecError: the number of sizes differs, or a layer does not fit its input.
@@ -170,7 +174,8 @@ class Cfg:
             listed = ", ".join(f"[{section.name}]" for section in sections) or "none"
             fault = "few" if len(output_units) < len(sections) else "many"
             raise SpecError(
-                f"{self.source}: too {fault} output units. It has {len(sections)} output(s) without units: {listed}. "
+                f"{self.source}: too {fault} output units. It has {len(sections)} output(s) without units: "
+                f"{listed}. "
                 f"Received: output_units={list(output_units)}."
             )
         sizes = dict(zip([section.name for section in sections], output_units, strict=True))
@@ -189,7 +194,8 @@ class Cfg:
                 base, base_joined = (x, joined) if section.common else (base, base_joined)
                 if section.output and not joined:
                     raise SpecError(
-                        f"{self.source}, section [{section.name}]: an output that does not read the vector of {vector_size} that "
+                        f"{self.source}, section [{section.name}]: an output that does not read the vector "
+                        f"of {vector_size} that "
                         "comes with the image. Put a [flatten] section before it: the vector joins there."
                     )
                 if section.output:
@@ -234,7 +240,8 @@ def _section(name: str, given: Mapping[str, str], shared: set[str], source: str)
     kind = name.partition("-")[0].strip().lower().rstrip("0123456789_")
     if kind in RECURRENT:
         raise SpecError(
-            f"{place}: a .cfg file describes feed-forward networks. Give a network with memory as a list of layers: "
+            f"{place}: a .cfg file describes feed-forward networks. Give a network with memory as a list of "
+            "layers: "
             f"[..., {{'type': '{kind}', 'size': 64}}]."
         )
     if kind not in KINDS:
@@ -291,7 +298,8 @@ class ModelReader:
         input_shape: shape of the input without the batch axis, or the length of a vector.
         optimizer: compiles the model with it: an optimizer of Keras, its name, or a dict with `type`.
         seed: makes the initial weights a pure function of it.
-        vector_size: length of a vector that comes with an image, such as a critic's action: it joins after `[flatten]`.
+        vector_size: length of a vector that comes with an image, such as a critic's action: it joins after
+            `[flatten]`.
 
     Raises:
         SpecError: file, sizes or shape are not understood; the message names section, key and remedy.

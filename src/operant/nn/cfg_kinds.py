@@ -22,7 +22,8 @@ VARIANCES = {
     "lecun_normal": (1.0, "fan_in", "truncated_normal"),
     "lecun_uniform": (1.0, "fan_in", "uniform"),
 }
-"""Initialisers that draw around 0: variance times fan, which fan, distribution (arguments of Keras's `VarianceScaling`)."""
+"""Initialisers that draw around 0: variance times fan, which fan, distribution (arguments of Keras's
+`VarianceScaling`)."""
 CONSTANTS = ("ones", "zeros")
 INITIALIZERS = (*VARIANCES, "orthogonal", *CONSTANTS)
 

@@ -1,12 +1,12 @@
 """Convolutions whose gradients are fast in loops, on CPU.
 
-On CPU, XLA only brings convolutions outside of loops into the form that its fast kernels take. The gradients of one
-inside a `scan`, where updates run, have another form and take a hundred times as long. Here they are written in the
-fast form (benchmarks/results/convolutions.md). A GPU has its own library for both.
+On CPU, XLA only brings convolutions outside of loops into the form that its fast kernels take. The gradients
+of one inside a `scan`, where updates run, have another form and take a hundred times as long. Here they are
+written in the fast form (benchmarks/results/convolutions.md). A GPU has its own library for both.
 
-A convolution, its gradient for the images and that for the kernel are the derivatives of one number that is linear in each of
-images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of each are the other two, and
-derivatives of any order, forward or backward, are composed of these three.
+A convolution, its gradient for the images and that for the kernel are the derivatives of one number that is
+linear in each of images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of
+each are the other two, and derivatives of any order, forward or backward, are composed of these three.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def _for_images(
 def _for_kernel(
     x: Float[Array, "B H W C"], y: Float[Array, "B Y X D"], *, strides: tuple[int, int], size: tuple[int, int]
 ) -> Float[Array, "h w C D"]:
-    """Return the gradient for a kernel of this size: the convolution of `x` with `y`, over the images instead of the channels."""
+    """Return the gradient for a kernel of this size: the convolution of `x` with `y`, over the images
+    instead of the channels.
+    """
     high, wide = _whole(size, strides)
     extent = [(n - 1) * s + k for n, s, k in zip(y.shape[1:3], strides, (high, wide), strict=True)]
 
@@ -92,8 +94,8 @@ def _for_kernel(
     return _untiled(total, strides, size, along=3)
 
 
-# A convolution with strides is one with stride 1 over tiles of the stride's size: an 8 x 8 kernel with stride 4 is
-# a 2 x 2 kernel of 4 x 4 tiles, whose pixels are channels.
+# A convolution with strides is one with stride 1 over tiles of the stride's size: an 8 x 8 kernel with stride
+# 4 is a 2 x 2 kernel of 4 x 4 tiles, whose pixels are channels.
 
 
 def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
@@ -103,7 +105,10 @@ def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
 
 
 def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
-    """Pad or crop `[H, W, C]` to a size of whole tiles, and turn the pixels of each tile into channels; mapped over the axis `along`."""
+    """Pad or crop `[H, W, C]` to a size of whole tiles, and turn the pixels of each tile into channels.
+
+    Mapped over the axis `along`.
+    """
 
     def tiled(x: Array) -> Array:
         x = _resized(x, size)

@@ -1,7 +1,7 @@
 """Networks as flowcharts in the language of Mermaid, which GitHub, GitLab and many editors draw.
 
-Inputs are round, layers are boxes; outputs (heads and recurrent states) are slanted. A tensor named by `register` has
-its name on the arrows that lead away from it.
+Inputs are round, layers are boxes; outputs (heads and recurrent states) are slanted. A tensor named by
+`register` has its name on the arrows that lead away from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where layers are put together: a Keras graph under construction, with named tensors and recurrent states."""
+"""Where layers are put together: a Keras graph under construction, with named tensors and recurrent
+states.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def activation(name: str | None) -> str:
 
 
 def orthogonal(nonlinearity: str | None, scale: float = 1.0) -> Any:
-    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2, or 1 before a linear activation or a sigmoid, softmax or softplus."""
+    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2, or 1 before a linear activation
+    or a sigmoid, softmax or softplus.
+    """
     from operant.nn.keras_layers import Orthogonal
 
     plain = activation(nonlinearity) in ("linear", "sigmoid", "softmax", "softplus")
@@ -56,7 +60,9 @@ def safe_name(name: str) -> str:
 
 
 def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in another shape (except for the batch axis), in float32 whatever the user's keras.json says."""
+    """Return a tensor in another shape (except for the batch axis), in float32 whatever the user's
+    keras.json says.
+    """
     return keras().layers.Reshape(shape, dtype="float32")(tensor)
 
 
@@ -65,7 +71,9 @@ Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class Carries:
-    """The recurrent states of a model: Keras inputs for those before the step and tensors for those after it, by name."""
+    """The recurrent states of a model: Keras inputs for those before the step and tensors for those after
+    it, by name.
+    """
 
     def __init__(self) -> None:
         self.inputs: dict[str, Any] = {}

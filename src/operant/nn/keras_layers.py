@@ -23,9 +23,10 @@ _keras = keras()
 class Orthogonal(_keras.initializers.Orthogonal):  # type: ignore[name-defined]
     """Keras's orthogonal initialiser (Saxe et al. 2014), faster for tall kernels.
 
-    The Q of a QR decomposition with positive diagonal of R is unique, so for a matrix at least twice as tall as wide (which is
-    well conditioned) it is found by two Cholesky factorisations (CholeskyQR2, Yamamoto et al. 2015) instead of Householder
-    reflections. The dense kernel after the convolutions of an Atari network, 3136 x 512, takes a tenth of the time.
+    The Q of a QR decomposition with positive diagonal of R is unique, so for a matrix at least twice as tall
+    as wide (which is well conditioned) it is found by two Cholesky factorisations (CholeskyQR2, Yamamoto et
+    al. 2015) instead of Householder reflections. The dense kernel after the convolutions of an Atari network,
+    3136 x 512, takes a tenth of the time.
     """
 
     def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
@@ -71,7 +72,9 @@ class LearnedConstant(_keras.layers.Layer):  # type: ignore[name-defined]
 
 @_keras.saving.register_keras_serializable("operant")
 class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
-    """Standardises its input by running moments, which `operant.nn.Model.observe` updates, and clips to ±`clip`."""
+    """Standardises its input by running moments, which `operant.nn.Model.observe` updates, and clips to
+    ±`clip`.
+    """
 
     def __init__(self, clip: float = 10.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -33,7 +33,8 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         """Load weights from a run's `checkpoints`, or from a file of Keras's own (`.weights.h5`).
 
         Raises:
-            CheckpointError: there is no such file, it is of another kind or damaged, or it is of another network.
+            CheckpointError: there is no such file, it is of another kind or damaged, or it is of another
+                network.
         """
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
@@ -42,7 +43,8 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         found, _ = checkpoint.load(filepath)
         own = {f"model/{name}": variable for name, variable in named_variables(self)}
         values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
-        # A learned standard deviation is kept beside the network: it belongs to the algorithm, which alone knows its
+        # A learned standard deviation is kept beside the network: it belongs to the algorithm, which alone
+        # knows its
         # use.
         beside = {x for x in values.keys() - own.keys() if x.startswith("head.") and x.endswith("/constant")}
         values = {name: x for name, x in values.items() if name not in beside}
@@ -50,13 +52,16 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         shapes = {name: x.shape for name, x in values.items()}
         if shapes != wanted and any(name.startswith("normalizer.") for name in values.keys() - own.keys()):
             raise CheckpointError(
-                f"The weights {str(filepath)!r} come with the observations' means and deviations (normalize_observations), for "
-                f"which this model has no place: it would see other numbers than in training. Give them to the algorithm's class: "
+                f"The weights {str(filepath)!r} come with the observations' means and deviations "
+                "(normalize_observations), for "
+                "which this model has no place: it would see other numbers than in training. Give them to "
+                "the algorithm's class: "
                 f"normalize_observations=True, weights=[{str(filepath)!r}]."
             )
         if shapes != wanted:
             raise CheckpointError(
-                f"The weights {str(filepath)!r} are of another network. Here: {_listed(wanted)}. There: {_listed(shapes)}. "
+                f"The weights {str(filepath)!r} are of another network. Here: {_listed(wanted)}. There: "
+                f"{_listed(shapes)}. "
                 "Train with the same .cfg file: --model, or the class of the algorithm with this model."
             )
         with numpy_promotion():
@@ -71,7 +76,8 @@ def _expect_file(path: str | Path) -> None:
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):
         raise CheckpointError(
-            f"The weights must be what a run's checkpoints are (a folder with manifest.json), or a file that ends with "
+            "The weights must be what a run's checkpoints are (a folder with manifest.json), or a file "
+            "that ends with "
             f"{', '.join(FILES)}. Received: {str(path)!r}."
         )
 

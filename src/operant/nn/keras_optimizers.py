@@ -1,7 +1,7 @@
 """Keras optimizers as operant's options, and back.
 
-A Keras optimizer is read, not run: its class and numbers say which of `operant.ops.optimise` to use. Numbers keep their
-meaning, down to where ε stands in the denominator.
+A Keras optimizer is read, not run: its class and numbers say which of `operant.ops.optimise` to use. Numbers
+keep their meaning, down to where ε stands in the denominator.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def is_keras(value: Any) -> bool:
 def options_of(optimizer: Any) -> dict[str, Any]:
     """Return a Keras optimizer as options of an agent.
 
-    Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from `global_clipnorm`); the
-    rest stays with the name in `optimizer`.
+    Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from
+    `global_clipnorm`); the rest stays with the name in `optimizer`.
 
     Args:
         optimizer: an optimizer of `keras.optimizers`, or anything that `keras.optimizers.get` reads.
 
     Raises:
-        SpecError: its class, its schedule or an argument has no counterpart; the message says what to give instead.
+        SpecError: its class, its schedule or an argument has no counterpart; the message says what to give
+            instead.
     """
     k = keras()
     if not isinstance(optimizer, k.optimizers.Optimizer):
@@ -75,7 +76,8 @@ def options_of(optimizer: Any) -> dict[str, Any]:
             raise SpecError(f"{kind}({argument}={config[argument]!r}) has no counterpart here. {remedy}.")
     if any(getattr(optimizer, f"_exclude_from_weight_decay{of}", None) for of in ("", "_pattern")):
         raise SpecError(
-            f"{kind}.exclude_from_weight_decay has no counterpart here. Give optax.add_decayed_weights with a mask."
+            f"{kind}.exclude_from_weight_decay has no counterpart here. Give optax.add_decayed_weights with "
+            "a mask."
         )
     extra = {key: config[key] for key in KEPT if config.get(key)}
     if name == "rmsprop":
@@ -108,7 +110,8 @@ def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
     kind, c = given.get("class_name"), given.get("config", {})
     if given.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
         raise SpecError(
-            f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. Give a number, or "
+            f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. "
+            "Give a number, or "
             "lr='linear:START:END:STEPS' beside the optimizer."
         )
     for flag in ("staircase", "cycle"):

@@ -1,7 +1,7 @@
 """The layers that a network specification may name, with their arguments.
 
-Each layer is a frozen dataclass: its fields are the arguments, and calling it adds it to a `Graph`. Shapes in messages
-leave out the batch axis.
+Each layer is a frozen dataclass: its fields are the arguments, and calling it adds it to a `Graph`. Shapes in
+messages leave out the batch axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ FLOAT = {"dtype": "float32"}
 
 
 def typed(name: str, value: Any, annotation: str) -> Any:
-    """Check an argument that is a number, a flag or a string, and return it, counts as `int`; others are left to their layers."""
+    """Check an argument that is a number, a flag or a string, and return it, counts as `int`.
+
+    Others are left to their layers.
+    """
     kind = annotation.removesuffix(" | None")
     if value is None and kind != annotation:
         return None
@@ -77,7 +80,10 @@ class Layer:
         self.check()
 
     def check(self) -> None:
-        """Raise `SpecError` for a wrong argument; the types of numbers, flags and strings have been checked already."""
+        """Raise `SpecError` for a wrong argument.
+
+        The types of numbers, flags and strings have been checked already.
+        """
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer to the graph and return its output."""
@@ -351,7 +357,10 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero in gradient steps, another with every step (Srivastava et al. 2014); does nothing else."""
+    """Sets a share of its input to zero in gradient steps, another with every step (Srivastava et al. 2014).
+
+    Does nothing else.
+    """
 
     type = "dropout"
     rate: float
@@ -389,7 +398,10 @@ class Clipping(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearNormalization(Layer):
-    """Values between bounds moved to -2..2. Without arguments the bounds of the state that it reads; open ones leave values as they are."""
+    """Values between bounds moved to -2..2.
+
+    Without arguments the bounds of the state that it reads; open ones leave values as they are.
+    """
 
     type = "linear_normalization"
     min_value: float | None = None
@@ -494,7 +506,9 @@ class Attention(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormalization(Layer):
-    """Standardises each channel over the batch in gradient steps, by running averages elsewhere (Ioffe and Szegedy 2015)."""
+    """Standardises each channel over the batch in gradient steps, by running averages elsewhere (Ioffe and
+    Szegedy 2015).
+    """
 
     type = "batch_normalization"
     momentum: float = 0.99

@@ -1,7 +1,7 @@
 """A network as pure functions over named arrays.
 
-A `Model` wraps one functional Keras model. It holds no weights: `init` makes them, and every other method takes them as
-`Variables`. Inside compiled code a call is the same program as the layers written out in JAX.
+A `Model` wraps one functional Keras model. It holds no weights: `init` makes them, and every other method
+takes them as `Variables`. Inside compiled code a call is the same program as the layers written out in JAX.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class ModelInput(NamedTuple):
 
 
 class Model:
-    """A network with named inputs and heads. Made by `operant.nn.build`; hashed by identity, so it can be static.
+    """A network with named inputs and heads.
+
+    Made by `operant.nn.build`; hashed by identity, so it can be static.
 
     Observations and outputs may have any leading axes `*B` (the same for all components), also none.
     """
@@ -89,15 +91,18 @@ class Model:
         for layer in leaves(network):
             if isinstance(layer, keras().layers.SpectralNormalization):
                 raise SpecError(
-                    f"Spectral normalisation changes its kernel in every call of training, which compiled learning does not keep. "
-                    f"Received: the layer {layer.name!r}. Use layer normalisation instead (layer_normalization)."
+                    "Spectral normalisation changes its kernel in every call of training, which compiled "
+                    "learning does not keep. "
+                    f"Received: the layer {layer.name!r}. Use layer normalisation instead "
+                    "(layer_normalization)."
                 )
         for layer in reversed(list(network._flatten_layers())):  # inner ones first, which the message names
             _refuse_penalties(layer)
         if self.averages and self.recurrent:
             raise SpecError(
                 f"Recurrent networks take no layers with running averages, such as batch normalisation. "
-                f"Received: {', '.join(self.averages)}. Use layer normalisation instead (layer_normalization)."
+                f"Received: {', '.join(self.averages)}. Use layer normalisation instead "
+                "(layer_normalization)."
             )
         self._adapted = adapted(network)
         self.learns_otherwise = differs(network)
@@ -145,13 +150,14 @@ class Model:
     def learning(self, variables: Variables, key: Key, *path: int | Array) -> Variables:
         """Return variables with which calls apply layers as in training: for losses only.
 
-        Dropout and other noise are drawn anew for every key; all calls that read the result share one noise. Batch
-        normalisation standardises by the batch. For a network without such layers the variables are returned as they
-        are, so its compiled programs are unaffected.
+        Dropout and other noise are drawn anew for every key; all calls that read the result share one noise.
+        Batch normalisation standardises by the batch. For a network without such layers the variables are
+        returned as they are, so its compiled programs are unaffected.
 
         Args:
             variables: as from `init`.
-            key: for the noise, which is derived from it apart, so that the key may serve other purposes as well.
+            key: for the noise, which is derived from it apart, so that the key may serve other purposes as
+                well.
             path: numbers that are folded into the key.
         """
         if not self.learns_otherwise:
@@ -178,9 +184,11 @@ class Model:
 
         Args:
             params: after the gradient step; themselves, if the model has no such averages.
-            variables: those with which the loss called the model: from before the step, returned by `learning`.
+            variables: those with which the loss called the model: from before the step, returned by
+                `learning`.
             observation: the step's batch, as in `apply`.
-            there: whether any of its rows counts (default: some do); if none does, the averages stay, as parameters do.
+            there: whether any of its rows counts (default: some do); if none does, the averages stay, as
+                parameters do.
         """
         if not self.averages:
             return params
@@ -196,12 +204,13 @@ class Model:
     def apply(self, variables: Variables, observation: Arrays, carry: Tree = ()) -> tuple[Arrays, Tree]:
         """Return outputs by head, `[*B, *head.shape]`, and the recurrent state after the step.
 
-        Layers are applied as in use: dropout off, running averages fixed; with variables from `learning`, as in
-        training.
+        Layers are applied as in use: dropout off, running averages fixed; with variables from `learning`, as
+        in training.
 
         Args:
             variables: as from `init` or `learning`.
-            observation: components `[*B, *leaf.shape]`; masks and components that the model does not read are ignored.
+            observation: components `[*B, *leaf.shape]`; masks and components that the model does not read are
+                ignored.
             carry: recurrent state before the step, `[*B, size]` by name; `()` for a feed-forward model.
 
         Raises:
@@ -215,8 +224,8 @@ class Model:
     ) -> tuple[Arrays, Tree]:
         """Return the outputs of successive rows, and the carry after the last.
 
-        A feed-forward model takes all rows in one call. With variables from `learning`, noise is drawn anew for every
-        row.
+        A feed-forward model takes all rows in one call. With variables from `learning`, noise is drawn anew
+        for every row.
 
         Args:
             variables: as from `init` or `learning`.
@@ -232,8 +241,8 @@ class Model:
     def states(self, variables: Variables, observation: Arrays, carry: Tree, reset: Array) -> Tree:
         """Return the recurrent states before successive rows and after the last, `[T + 1, *B, size]` by name.
 
-        With `apply` they tell what the outputs would be if a row had shown something else. Arguments are those of
-        `unroll`.
+        With `apply` they tell what the outputs would be if a row had shown something else. Arguments are
+        those of `unroll`.
         """
         _, before, last = self._rows(variables, observation, carry, reset)
         return jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), before, last)
@@ -241,7 +250,9 @@ class Model:
     def _rows(
         self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
     ) -> tuple[Arrays, Tree, Tree]:
-        """Return outputs of successive rows, the recurrent states before them, and the state after the last."""
+        """Return outputs of successive rows, the recurrent states before them, and the state after the
+        last.
+        """
         rows = {name: observation[name] for name in self._ports if name in observation}
 
         def step(
@@ -259,7 +270,9 @@ class Model:
         return outputs, before, carry
 
     def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
-        """Return outputs, carry, and what the call makes of ``variables["state"]``, with its mark and running averages."""
+        """Return outputs, carry, and what the call makes of ``variables["state"]``, with its mark and
+        running averages.
+        """
         lead, arguments = self._arguments(observation)
         if self.recurrent:
             if set(carry) != set(self._carries):
@@ -313,7 +326,9 @@ class Model:
         return {name: jnp.zeros((n, size), jnp.float32) for name, size in self._carries.items()}
 
     def observe(self, variables: Variables, observation: Arrays, valid: Array) -> Variables:
-        """Add rows to the running moments of the normalised inputs; the variables themselves if there are none.
+        """Add rows to the running moments of the normalised inputs.
+
+        The variables themselves if there are none.
 
         Args:
             variables: as from `init`.
@@ -343,7 +358,8 @@ class Model:
         return Drawable(self._network, inputs, outputs, self._registered)
 
     def keras_model(self, variables: Variables) -> Any:
-        """Return a new Keras model that holds these variables, for saving or export: inputs and heads by name.
+        """Return a new Keras model that holds these variables, for saving or export: inputs and heads by
+        name.
 
         Raises:
             SpecError: a user's class in it cannot be rebuilt from its configuration.
@@ -358,7 +374,9 @@ class Model:
         return copy
 
     def assign(self, variables: Variables) -> None:
-        """Write variables into the Keras model itself, and so into a model of the user's that is part of it."""
+        """Write variables into the Keras model itself, and so into a model of the user's that is part of
+        it.
+        """
         with numpy_promotion():
             write(self._network, {**variables["params"], **variables["state"]})
 
@@ -391,11 +409,14 @@ def _refuse_penalties(layer: Any) -> None:
         if given:
             raise SpecError(
                 f"Regularizers and constraints of Keras layers have no effect on learning here. "
-                f"Received: the layer {layer.name!r} with {what}. Leave it out; for smaller weights give the optimizer's weight_decay: "
+                f"Received: the layer {layer.name!r} with {what}. Leave it out; for smaller weights give "
+                "the optimizer's weight_decay: "
                 "optimizer={'type': 'adam', 'weight_decay': 1e-4}."
             )
 
 
 def _moments(layer: str) -> dict[str, str]:
-    """Return the names of a normalising layer's moments among the variables, by field of `statistics.Moments`."""
+    """Return the names of a normalising layer's moments among the variables, by field of
+    `statistics.Moments`.
+    """
     return {field: f"{layer}/{field}" for field in statistics.Moments._fields}

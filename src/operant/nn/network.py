@@ -19,7 +19,8 @@ from operant.nn.structure import LAYERS, Register, add, add_all, config, from_co
 from operant.spec import Registry, build, data_only, refuse_code
 
 FORMS = (
-    "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', 'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
+    "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', "
+    "'preprocessed', 'keras' or 'cfg'), a Keras model, a function "
     "that returns one, or the path of a .json, .keras or .cfg file."
 )
 FILES = (".json", ".keras", ".cfg")
@@ -55,15 +56,19 @@ class Network(Protocol):
 class AutoNetwork:
     """A network chosen by the inputs.
 
-    Vectors, numbers and choices (one-hot; more than 64 values as learned vectors) are joined and go through `depth`
-    dense layers. Each image goes through convolutions, followed by a dense layer: those of Mnih et al. 2015 from
-    36 x 36 on (32 of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64 of 3 x 3), else 16 of 3 x 3 (Young and Tian 2019).
-    If there are images, vectors join after the convolutions. All weights are orthogonal with gain √2.
+    Vectors, numbers and choices (one-hot; more than 64 values as learned vectors) are joined and go through
+    `depth` dense layers. Each image goes through convolutions, followed by a dense layer: those of Mnih et
+    al. 2015 from 36 x 36 on (32 of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64 of 3 x 3), else 16 of 3
+    x 3 (Young and Tian 2019). If there are images, vectors join after the convolutions. All weights are
+    orthogonal with gain √2.
     """
 
     size: int | tuple[int, ...] | None = None
-    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images). Several: the widths of as many
-    dense layers; with images, they follow the dense layers of the convolutions, which then have their usual width."""
+    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images).
+
+    Several: the widths of as many
+    dense layers; with images, they follow the dense layers of the convolutions, which then have their usual
+    width."""
     depth: int | None = None
     """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None
@@ -188,7 +193,8 @@ class LayerStack:
         if any(nested) and not all(nested):
             place = nested.index(not nested[0])
             raise SpecError(
-                f"network[{place}]: a network is a list of layers or a list of lists. Received: both. Wrap single layers in "
+                f"network[{place}]: a network is a list of layers or a list of lists. Received: both. Wrap "
+                "single layers in "
                 "a list, too."
             )
         if not nested[0]:
@@ -202,7 +208,8 @@ class LayerStack:
         for i, stack in enumerate(stacks[:-1]):
             if not any(isinstance(layer, Register) for layer in stack):
                 raise SpecError(
-                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End it with a register, and begin a "
+                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End "
+                    "it with a register, and begin a "
                     "later list with a retrieve; or make one list of both."
                 )
         return cls(tuple(stacks), True)
@@ -215,7 +222,8 @@ class LayerStack:
         x = graph.vector(x) if len(x.shape) == 1 else graph.encode(x)
         if len(x.shape) != 2:
             raise SpecError(
-                f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a flatten, pooling "
+                f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a "
+                "flatten, pooling "
                 "or dense layer."
             )
         return x
@@ -244,7 +252,8 @@ class InputPreprocessing:
         inner = parse(network)
         if not isinstance(inner, AutoNetwork | LayerStack):
             raise SpecError(
-                "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the layers into it."
+                "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the "
+                "layers into it."
             )
         found = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
         return cls(inner, tuple(found))
@@ -284,7 +293,9 @@ class KerasModel:
 
     @classmethod
     def parse(cls, model: Any) -> KerasModel:
-        """Read a model, a configuration, a function or class that returns a model, or the path of a .keras file."""
+        """Read a model, a configuration, a function or class that returns a model, or the path of a .keras
+        file.
+        """
         k = keras()
         if isinstance(model, Mapping):  # as in a checkpoint, whose weights come later
             return cls(from_config(model))
@@ -310,7 +321,9 @@ def _name(model: Any) -> str:
 
 
 def _refuse_foreign(model: Any) -> None:
-    """Refuse a network of another library, known by the package of its class: it looks like a function that returns a model."""
+    """Refuse a network of another library, known by the package of its class: it looks like a function
+    that returns a model.
+    """
     classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
     for cls in classes:
         if (library := FOREIGN.get(cls.__module__.partition(".")[0])) is not None:
@@ -348,7 +361,9 @@ NETWORKS: Registry[Any] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class SavedNetwork:
-    """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as data only."""
+    """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as
+    data only.
+    """
 
     network: str | list[Any] | Mapping[str, Any]
     """What `to_spec` returned, or a name."""
@@ -366,7 +381,10 @@ class SavedNetwork:
 
 
 def written(network: Any) -> Any:
-    """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for; any other network as it is."""
+    """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for.
+
+    Any other network as it is.
+    """
     if isinstance(network, SavedNetwork):
         own = written(network.network)
         return own if isinstance(own, Mapping) and own.get("type") == "auto" else network
@@ -402,8 +420,10 @@ def parse(network: Any) -> Parsed:
         )
     if isinstance(network, Mapping) and "type" not in network and network.keys() & ARCHITECTURE:
         raise SpecError(
-            f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. Give a list of widths, "
-            "model=[64, 64], of which policy and value get a network each with separate=True, or one each as actor_model and critic_model."
+            f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. "
+            "Give a list of widths, "
+            "model=[64, 64], of which policy and value get a network each with separate=True, or one each "
+            "as actor_model and critic_model."
         )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)

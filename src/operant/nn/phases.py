@@ -1,4 +1,6 @@
-"""Layers that a network applies differently in training and in use: dropout and other noise, batch normalisation."""
+"""Layers that a network applies differently in training and in use: dropout and other noise, batch
+normalisation.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def differs(network: Any) -> bool:
 
 
 def averages(network: Any) -> list[Any]:
-    """Return the variables of a Keras model that calls in training change, except the states of random numbers: running averages."""
+    """Return the variables of a Keras model that calls in training change, except the states of random
+    numbers: running averages.
+    """
     found = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
     return list({id(v): v for v in found}.values())
 

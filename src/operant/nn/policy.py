@@ -43,15 +43,16 @@ class Policy:
 
     Choices are categorical (masked if the observation holds a mask), bools Bernoulli. Floats:
 
-    - unbounded, or with `bounded="clip"`: a Gaussian. Its mean is ``centre + half * output`` with the centre and half the
-      width of the bounds (0 and 1 if a bound is open), its standard deviation is ``half * exp(log_std)``: an output of
-      0 is the middle and ±1 the bounds, whatever the action's unit. Samples are not clipped here; environments get them
-      clipped.
+    - unbounded, or with `bounded="clip"`: a Gaussian. Its mean is ``centre + half * output`` with the centre
+      and half the width of the bounds (0 and 1 if a bound is open), its standard deviation is
+      ``half * exp(log_std)``: an output of 0 is the middle and ±1 the bounds, whatever the action's unit.
+      Samples are not clipped here; environments get them clipped.
     - ``"squash"``: the tanh of a Gaussian, scaled to the bounds (Haarnoja et al. 2018, appendix C).
-    - ``"beta"``: Beta with both concentrations ``1 + softplus(output)``, scaled to the bounds (Chou et al. 2017).
+    - ``"beta"``: Beta with both concentrations ``1 + softplus(output)``, scaled to the bounds (Chou et al.
+      2017).
 
-    `std` says whether a Gaussian's log standard deviation is a learned number per action element that starts at
-    `log_std` (``"global"``), or an output of the network (``"predicted"``).
+    `std` says whether a Gaussian's log standard deviation is a learned number per action element that starts
+    at `log_std` (``"global"``), or an output of the network (``"predicted"``).
 
     Log-probabilities are densities in the action's own unit.
 
@@ -77,7 +78,10 @@ class Policy:
         return self.bounded if leaf.bounded and self.bounded != "clip" else "normal"
 
     def heads(self) -> dict[str, Head]:
-        """Return the heads by name, ``action/parameter``; kernels start with gain 0.01, so that the policy starts near the middle."""
+        """Return the heads by name, ``action/parameter``.
+
+        Kernels start with gain 0.01, so that the policy starts near the middle.
+        """
         heads = {}
         for name, leaf in self.actions.items():
             kind = self._kind(leaf)

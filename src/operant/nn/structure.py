@@ -206,14 +206,17 @@ def config(layer: Any) -> dict[str, Any]:
         text = json.dumps(keras().saving.serialize_keras_object(layer))
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
-            f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a `get_config`, "
+            f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a "
+            "`get_config`, "
             "or use a functional or Sequential model."
         ) from None
     return _uncompiled(text)
 
 
 def _uncompiled(text: str) -> dict[str, Any]:
-    """Read a configuration from JSON without what models were compiled with: an optimizer is not part of a network."""
+    """Read a configuration from JSON without what models were compiled with: an optimizer is not part of a
+    network.
+    """
     data: dict[str, Any] = json.loads(
         text, object_hook=lambda d: {key: value for key, value in d.items() if key != "compile_config"}
     )
@@ -233,7 +236,8 @@ def from_config(data: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError, KeyError) as error:
         if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
             raise SpecError(
-                f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above its definition, and "
+                f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above "
+                "its definition, and "
                 "import the module that holds it."
             ) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
@@ -297,7 +301,8 @@ def read(spec: Any, label: str) -> Layer:
             return keras_layer(spec)
         if isinstance(spec, int | float) and not isinstance(spec, bool):
             raise SpecError(
-                f"A layer must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}. A width stands for a layer in a "
+                f"A layer must be a name, a dict with 'type', a JSON file or a class. Received: {spec!r}. A "
+                "width stands for a layer in a "
                 f"list of widths alone; beside other layers write {{'type': 'dense', 'size': {spec!r}}}."
             )
         own = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
@@ -316,7 +321,9 @@ def read(spec: Any, label: str) -> Layer:
 
 
 def _registered(path: Any) -> type | None:
-    """Return the class at this import path if the program has registered it with Keras: nothing needs to be imported then."""
+    """Return the class at this import path if the program has registered it with Keras: nothing needs to
+    be imported then.
+    """
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
     found = getattr(sys.modules.get(module), name, None) if module else None
     own = isinstance(found, type) and any(
@@ -329,7 +336,8 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
     """Add a layer to a graph.
 
     Raises:
-        SpecError: its input does not fit; the message names the place, the shape it needs and the shape it gets.
+        SpecError: its input does not fit; the message names the place, the shape it needs and the shape it
+            gets.
     """
     if not layer.raw:
         x = graph.encode(x)
@@ -384,6 +392,7 @@ def _whole_input(graph: Graph, label: str) -> Any:
     if any(len(x.shape) > 2 for x in tensors):
         names = ", ".join(f"{name} {tuple(graph.retrieve(name).shape[1:])}" for name in graph.inputs)
         raise SpecError(
-            f"{label}: the first layer must be a retrieve, as there are several inputs that are no vectors: {names}."
+            f"{label}: the first layer must be a retrieve, as there are several inputs that are no vectors: "
+            f"{names}."
         )
     return graph.concatenate([graph.vector(x) for x in tensors])

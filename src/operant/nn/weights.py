@@ -1,7 +1,8 @@
 """The weights of a Keras model as named arrays, and how each is drawn from a key.
 
-Keras draws weights when layers are made, from seeds of its own. Here a model is made inside a `StatelessScope`, where
-Keras only notes each weight's initialiser; these are kept, and called with keys whenever a set of weights is wanted.
+Keras draws weights when layers are made, from seeds of its own. Here a model is made inside a
+`StatelessScope`, where Keras only notes each weight's initialiser; these are kept, and called with keys
+whenever a set of weights is wanted.
 """
 
 from __future__ import annotations
@@ -95,13 +96,17 @@ def write(model: Any, values: Mapping[str, Any]) -> None:
 
 
 def adapted(model: Any) -> list[Any]:
-    """Return the layers of a Keras model, at any depth, that compute with copies of their weights: Keras's `Normalization`."""
+    """Return the layers of a Keras model, at any depth, that compute with copies of their weights: Keras's
+    `Normalization`.
+    """
     return [x for x in model._flatten_layers() if isinstance(x, keras().layers.Normalization)]
 
 
 @contextlib.contextmanager
 def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Have the layers from `adapted` compute with these values, (variable, array), instead of with their copies."""
+    """Have the layers from `adapted` compute with these values, (variable, array), instead of with their
+    copies.
+    """
     kept = [(layer, layer.mean, layer.variance) for layer in layers]
     with keras().StatelessScope(state_mapping=values):
         for layer in layers:

@@ -1,8 +1,9 @@
 """Distributions of returns instead of their means: fixed atoms with learned weights, or learned quantiles.
 
-A *categorical* distribution has weights (softmax of logits) on `K` evenly spaced atoms (Bellemare et al. 2017, "A
-Distributional Perspective on Reinforcement Learning"); a *quantile* distribution has equal weights on `K` learned positions
-(Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression"). Nothing here stops gradients.
+A *categorical* distribution has weights (softmax of logits) on `K` evenly spaced atoms (Bellemare et al.
+2017, "A Distributional Perspective on Reinforcement Learning"); a *quantile* distribution has equal weights
+on `K` learned positions (Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile
+Regression"). Nothing here stops gradients.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ def project(
 ) -> Float[Array, "*B K"]:
     """Return the weights on the atoms of `support` that represent weights at arbitrary positions.
 
-    m_i = Σ_j [1 - |clip(T z_j, low, high) - z_i| / Δz]₀¹ p_j: Bellemare et al. 2017, equation 7, which their algorithm 1 computes.
-    A position's weight goes to its two neighbours in proportion to nearness; positions beyond the ends go to the ends.
-    The sum of the weights is kept, and so is the mean if no position lies beyond the ends.
+    m_i = Σ_j [1 - |clip(T z_j, low, high) - z_i| / Δz]₀¹ p_j: Bellemare et al. 2017, equation 7, which their
+    algorithm 1 computes. A position's weight goes to its two neighbours in proportion to nearness; positions
+    beyond the ends go to the ends. The sum of the weights is kept, and so is the mean if no position lies
+    beyond the ends.
 
     Args:
         position: where the weights are, T z_j = r + γ z_j.
@@ -49,12 +51,17 @@ def project(
 
 
 def cross_entropy(target: Float[Array, "*B K"], logits: Float[Array, "*B K"]) -> Float[Array, "*B"]:
-    """Return -Σ_i m_i log p_i with p the softmax of the logits, in nats: the loss of Bellemare et al. 2017, algorithm 1."""
+    """Return -Σ_i m_i log p_i with p the softmax of the logits, in nats: the loss of Bellemare et al.
+    2017, algorithm 1.
+    """
     return -jnp.sum(target * jax.nn.log_softmax(logits, axis=-1), axis=-1)
 
 
 def entropy(weight: Float[Array, "*B K"]) -> Float[Array, "*B"]:
-    """Return -Σ_i m_i log m_i in nats, atoms of weight 0 adding nothing. Cross-entropy less this is the divergence KL(m || p)."""
+    """Return -Σ_i m_i log m_i in nats, atoms of weight 0 adding nothing.
+
+    Cross-entropy less this is the divergence KL(m || p).
+    """
     some = weight > 0
     return -jnp.sum(jnp.where(some, weight * jnp.log(jnp.where(some, weight, 1.0)), 0.0), axis=-1)
 
@@ -70,12 +77,14 @@ def midpoints(quantiles: int) -> Float[Array, " K"]:
 def quantile_huber(
     quantile: Float[Array, "*B K"], target: Float[Array, "*B J"], *, delta: Scalar = 1.0
 ) -> Float[Array, "*B"]:
-    """Return Σ_i mean_j |τ̂_i - 1{u_ij < 0}| L_κ(u_ij) with u_ij = T θ_j - θ_i: Dabney et al. 2018, equation 10, algorithm 1.
+    """Return Σ_i mean_j |τ̂_i - 1{u_ij < 0}| L_κ(u_ij) with u_ij = T θ_j - θ_i: Dabney et al. 2018, equation
+    10, algorithm 1.
 
     Args:
         quantile: θ_i, fitted to the fractions `midpoints`.
         target: samples T θ_j of the distribution that is fitted.
-        delta: κ, where the loss of an error turns from quadratic to linear (`operant.ops.losses.huber`), above 0.
+        delta: κ, where the loss of an error turns from quadratic to linear (`operant.ops.losses.huber`),
+            above 0.
     """
     fraction = midpoints(quantile.shape[-1]).reshape((1,) * (quantile.ndim - 1) + (-1,))
 

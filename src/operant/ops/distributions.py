@@ -1,11 +1,12 @@
 """Distributions of actions: immutable pytrees of parameters.
 
-Sampling is split in two. `noise(key, shape)` draws the randomness without knowing any parameter, so a driver can
-draw the noise of many rows in one call; `sample(noise)` is a deterministic function of parameters and noise.
+Sampling is split in two. `noise(key, shape)` draws the randomness without knowing any parameter, so a driver
+can draw the noise of many rows in one call; `sample(noise)` is a deterministic function of parameters and
+noise.
 
-Shapes: parameters are `[*B, *E]` (`[*B, *E, K]` for logits of `K` choices): `B` any batch axes, `E` the axes of one
-action, `event_ndim` of them. `log_prob`, `entropy` and `kl` sum over `E` and return `[*B]`. The `shape` of `noise` is
-that of the parameters, with `K`.
+Shapes: parameters are `[*B, *E]` (`[*B, *E, K]` for logits of `K` choices): `B` any batch axes, `E` the axes
+of one action, `event_ndim` of them. `log_prob`, `entropy` and `kl` sum over `E` and return `[*B]`. The
+`shape` of `noise` is that of the parameters, with `K`.
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ def _event_sum(x: Array, event_ndim: int) -> Array:
 class Categorical:
     """One of `K` choices, some of which a mask may forbid.
 
-    A forbidden choice has probability 0 exactly; it is never drawn, entropy and KL leave it out, its logit has
-    gradient 0. Its log-probability is a huge negative number rather than -inf, so that differences of two of
-    them are not NaN. Where the mask forbids everything (after an episode's end, say) all choices count as equal.
+    A forbidden choice has probability 0 exactly; it is never drawn, entropy and KL leave it out, its logit
+    has gradient 0. Its log-probability is a huge negative number rather than -inf, so that differences of two
+    of them are not NaN. Where the mask forbids everything (after an episode's end, say) all choices count as
+    equal.
     """
 
     logits: Float[Array, "*B K"]
@@ -287,8 +289,8 @@ class SquashedNormal:
     def entropy(self) -> Float[Array, "*E"]:
         """Return the entropy of u plus E[log dx/du], the latter by Gauss-Hermite quadrature over 32 nodes.
 
-        There is no closed form. The quadrature is deterministic and differentiable; it errs by less than 0.001
-        nats for a standard deviation of u up to 2, and by less than 0.02 up to 4.
+        There is no closed form. The quadrature is deterministic and differentiable; it errs by less than
+        0.001 nats for a standard deviation of u up to 2, and by less than 0.02 up to 4.
         """
         slope = self._expect(_log_tanh_slope) + jnp.log(_width(self._scale()[1]))
         gaussian = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
@@ -302,7 +304,9 @@ class SquashedNormal:
         return jnp.tensordot(weights, function(mean + std * nodes), axes=1)
 
     def kl(self, other: SquashedNormal) -> Float[Array, "*E"]:
-        """Return the divergence of the Gaussians: exact, as both go through the same bijection (same bounds)."""
+        """Return the divergence of the Gaussians: exact, as both go through the same bijection (same
+        bounds).
+        """
         mine = Normal(self.mean, self.log_std, self.event_ndim)
         return mine.kl(Normal(other.mean, other.log_std, self.event_ndim))
 
@@ -341,7 +345,10 @@ class Beta:
         return centre + half * (2.0 * draw.reshape(self.alpha.shape) - 1.0)
 
     def mode(self) -> Float[Array, "*B"]:
-        """Return the peak of the density; the mean where it has none or two (both concentrations at most 1)."""
+        """Return the peak of the density.
+
+        The mean where it has none or two (both concentrations at most 1).
+        """
         a, b = jnp.maximum(self.alpha - 1.0, 0.0), jnp.maximum(self.beta - 1.0, 0.0)
         peaked = a + b > 0
         peak = a / jnp.where(peaked, a + b, 1.0)
@@ -370,7 +377,10 @@ class Beta:
         return _event_sum(nats, self.event_ndim)
 
     def kl(self, other: Beta) -> Float[Array, "*E"]:
-        """Return log B(α', β') - log B(α, β) + (α-α') ψ(α) + (β-β') ψ(β) + (α'-α+β'-β) ψ(α+β); same bounds."""
+        """Return log B(α', β') - log B(α, β) + (α-α') ψ(α) + (β-β') ψ(β) + (α'-α+β'-β) ψ(α+β).
+
+        Same bounds.
+        """
         a, b = self.alpha, self.beta
         da, db = a - other.alpha, b - other.beta
         nats = betaln(other.alpha, other.beta) - betaln(a, b)
@@ -421,7 +431,10 @@ class Product:
         return self._sum({name: part.entropy() for name, part in self.parts.items()})
 
     def std(self) -> Float[Array, "*E"] | None:
-        """Return the mean standard deviation over the elements of continuous components; None if there are none."""
+        """Return the mean standard deviation over the elements of continuous components.
+
+        None if there are none.
+        """
         parts = [part for part in self.parts.values() if isinstance(part, Normal | SquashedNormal | Beta)]
         each = [(part.std(), part.event_ndim) for part in parts]
         size = sum(math.prod(std.shape[std.ndim - axes :]) for std, axes in each)

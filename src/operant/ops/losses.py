@@ -35,7 +35,9 @@ def squared(x: Float[Array, "*B"]) -> Float[Array, "*B"]:
 
 
 def huber(x: Float[Array, "*B"], *, delta: float | Float[Array, ""] = 1.0) -> Float[Array, "*B"]:
-    """Return x² / 2 for |x| <= delta, else delta (|x| - delta / 2): Huber 1964; the gradient is x clipped to ±delta.
+    """Return x² / 2 for |x| <= delta, else delta (|x| - delta / 2): Huber 1964.
+
+    The gradient is x clipped to ±delta.
 
     Note the half, which `squared` lacks.
 
@@ -55,9 +57,9 @@ LOG_RATIO = 20.0
 def importance_ratio(log_ratio: Float[Array, "*B"]) -> Float[Array, "*B"]:
     """Return ρ, the exponential of ``log π(a|s) - log π_old(a|s)``.
 
-    It stays finite for any finite argument, within e^±20. An infinite ρ would turn the gradient of the whole batch into
-    NaN even if its row is clipped or does not count, as 0 times infinity. Such ratios occur in experience from
-    elsewhere, and in the idle rows after an episode's end.
+    It stays finite for any finite argument, within e^±20. An infinite ρ would turn the gradient of the whole
+    batch into NaN even if its row is clipped or does not count, as 0 times infinity. Such ratios occur in
+    experience from elsewhere, and in the idle rows after an episode's end.
     """
     return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO, LOG_RATIO))
 
@@ -101,7 +103,8 @@ def clipped_value_loss(
 def pick(x: Float[Array, "*B K"], index: Int[Array, "*B"]) -> Float[Array, "*B"]:
     """Return x[..., index]: the element that was chosen along the last axis.
 
-    If K is small, by a product with a one-hot row: its gradient is a product too, while that of a gather is a scatter.
+    If K is small, by a product with a one-hot row: its gradient is a product too, while that of a gather is a
+    scatter.
     """
     if x.shape[-1] > 64:
         return jnp.take_along_axis(x, index[..., None], axis=-1)[..., 0]
@@ -146,19 +149,20 @@ def normalise(
 ) -> Float[Array, "*B"]:
     """Return (x - mean) / (std + epsilon) with weighted mean and population standard deviation.
 
-    Advantages are usually standardised like this over a minibatch (Andrychowicz et al. 2021 compare variants). The
-    result is a constant for gradients.
+    Advantages are usually standardised like this over a minibatch (Andrychowicz et al. 2021 compare
+    variants). The result is a constant for gradients.
 
     Args:
         x: what to standardise.
-        weight: weight of each element; elements of weight 0 become 0. A single one that counts stays as it is: it has no
-            deviation, and only its sign is informative.
+        weight: weight of each element; elements of weight 0 become 0. A single one that counts stays as it
+            is: it has no deviation, and only its sign is informative.
         epsilon: keeps the quotient finite if all elements are equal.
     """
     x = jax.lax.stop_gradient(x)
     counts = weight.astype(x.dtype) > 0
     centred = x - weighted_mean(x, weight)
-    # Centred twice: equal elements differ from their rounded mean in its last digit, which dividing would blow up to 1.
+    # Centred twice: equal elements differ from their rounded mean in its last digit, which dividing would
+    # blow up to 1.
     centred = centred - weighted_mean(centred, weight)
     std = jnp.sqrt(weighted_mean(jnp.square(centred), weight))
     standardised = jnp.where(jnp.sum(counts) > 1, centred / (std + epsilon), x)
@@ -166,7 +170,8 @@ def normalise(
 
 
 def explained_variance(v: Float[Array, "*B"], target: Float[Array, "*B"], weight: Weight) -> Float[Array, ""]:
-    """Return 1 - Var[G - v] / Var[G]: 1 for a perfect critic, 0 for a constant one, below 0 for a harmful one.
+    """Return 1 - Var[G - v] / Var[G]: 1 for a perfect critic, 0 for a constant one, below 0 for a harmful
+    one.
 
     Also 0 if the targets do not vary, where it is undefined.
     """

@@ -1,4 +1,6 @@
-"""Gradient steps: optimisers by name, a step that a non-finite gradient cannot spoil, and parameters that follow others slowly."""
+"""Gradient steps: optimisers by name, a step that a non-finite gradient cannot spoil, and parameters that
+follow others slowly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from operant.spec import Schedule, build
 from operant.types import Array, Metrics, Scalar, Tree
 
 WEIGHT_DECAY = 1e-4
-"""Decoupled weight decay of the optimisers whose name ends in `w` and of `lamb`, per step and learning rate."""
+"""Decoupled weight decay of the optimisers whose name ends in `w` and of `lamb`, per step and learning
+rate."""
 
 _LAYERWISE = frozenset({"lamb"})
 """Optimisers that treat each leaf by itself."""
@@ -31,7 +34,9 @@ GIVEN = "optax"
 """Placeholder in files for an optimizer that no file can hold."""
 
 FLAT_SIZE = 2**18
-"""Number of parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf, which is
+"""Number of parameters up to which a step works on one long vector.
+
+It saves a dozen small kernels per leaf, which is
 most of the time of a small network's step; copying a large network would cost more than it saves."""
 
 
@@ -46,7 +51,9 @@ class Optimizer(NamedTuple):
         return self.transformation.init(self.form(params))
 
     def form(self, tree: Tree) -> Tree:
-        """Return parameters or gradients in the form that the transformation works on: one vector, or the tree."""
+        """Return parameters or gradients in the form that the transformation works on: one vector, or the
+        tree.
+        """
         return jax.flatten_util.ravel_pytree(tree)[0] if self._flat(tree) else tree
 
     def unform(self, value: Tree, like: Tree) -> Tree:
@@ -63,12 +70,15 @@ class Optimizer(NamedTuple):
 class Recipe:
     """An optimizer given as a dict: its name and what its four numbers (`optimizer`'s arguments) do not say.
 
-    A step clips the gradient, scales it by the named optimizer and the learning rate (times `decay`), then adds momentum.
+    A step clips the gradient, scales it by the named optimizer and the learning rate (times `decay`), then
+    adds momentum.
     """
 
     type: str
     weight_decay: float | int | None = None
-    """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019); None: that
+    """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019).
+
+    None: that
     of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""
@@ -110,7 +120,8 @@ class Recipe:
         """Check the arguments."""
         if self.type == GIVEN:
             raise SpecError(
-                "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of the agent: "
+                "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of "
+                "the agent: "
                 "Agent.load(..., agent={'type': ..., 'optimizer': ...})."
             )
         if self.type not in scalings.SCALINGS:
@@ -199,7 +210,8 @@ NUMBERS = {
 
 
 def options_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Split an optimizer's dict into the options of an agent that it stands for, so that each number has one place.
+    """Split an optimizer's dict into the options of an agent that it stands for, so that each number has one
+    place.
 
     >>> options_of({"type": "adam", "learning_rate": 0.01})
     {'lr': 0.01, 'optimizer': 'adam'}
@@ -239,15 +251,17 @@ def optimizer(
     """Build an optimiser. Its numbers may be traced, as its state does not hold them.
 
     Args:
-        name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a transformation of the user's
-            (`CustomOptimizer`), which replaces all but `max_norm`.
+        name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a
+            transformation of the user's (`CustomOptimizer`), which replaces all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.
-        beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`, `momentum`,
-            `nesterov` and `adagrad` have none.
-        epsilon: keeps the quotient finite, added outside of the square root (Kingma and Ba 2015, algorithm 1).
-        max_norm: bound of the norm of the whole gradient, over all leaves together (`optax.clip_by_global_norm`),
-            applied before anything else; None: no bound. Pascanu et al. 2013, algorithm 1.
+        beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`,
+            `momentum`, `nesterov` and `adagrad` have none.
+        epsilon: keeps the quotient finite, added outside of the square root (Kingma and Ba 2015, algorithm
+            1).
+        max_norm: bound of the norm of the whole gradient, over all leaves together
+            (`optax.clip_by_global_norm`), applied before anything else; None: no bound. Pascanu et al. 2013,
+            algorithm 1.
 
     Raises:
         SpecError: the name or an argument is unknown.
@@ -265,7 +279,9 @@ def optimizer(
 def without_decay(
     name: str | Mapping[str, Any] | CustomOptimizer,
 ) -> str | Mapping[str, Any] | CustomOptimizer:
-    """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight decay, no layerwise scale."""
+    """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight
+    decay, no layerwise scale.
+    """
     if isinstance(name, CustomOptimizer):
         return name
     own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
@@ -280,25 +296,28 @@ def without_decay(
 def apply(
     optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree, *, there: Bool[Array, ""] | None = None
 ) -> tuple[Tree, Tree, Metrics]:
-    """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they are, bit for bit.
+    """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they
+    are, bit for bit.
 
     Args:
         optimizer: from `optimizer`.
         params: parameters.
         opt_state: state that `optimizer.init(params)` or an earlier step returned.
         grads: gradient, a tree like `params`.
-        there: whether there is a step to take (default: yes). Without any data there is none, though momentum would
-            move the parameters on a gradient of 0. If False, nothing changes, and the step does not count as skipped.
+        there: whether there is a step to take (default: yes). Without any data there is none, though momentum
+            would move the parameters on a gradient of 0. If False, nothing changes, and the step does not
+            count as skipped.
 
     Returns:
-        Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32 counts
-        as not finite) and `skipped` (1 if the step was left out for not being finite, else 0).
+        Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32
+        counts as not finite) and `skipped` (1 if the step was left out for not being finite, else 0).
     """
     old, grads = optimizer.form(params), optimizer.form(grads)
     grad_norm = optax.tree.norm(grads)
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to the power of an integer count
         updates, new_state = optimizer.transformation.update(grads, opt_state, old)
-    # A finite gradient can make a step that is not: 0 / 0 where epsilon is 0, or a learning rate that overflows.
+    # A finite gradient can make a step that is not: 0 / 0 where epsilon is 0, or a learning rate that
+    # overflows.
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(old, updates)
     taken = finite if there is None else finite & there
@@ -313,9 +332,11 @@ def apply(
 
 
 def interpolate(start: Tree, end: Tree, share: Scalar) -> Tree:
-    """Return start + share (end - start), exactly `end` at a share of 1: Polyak averaging, where `start` is a target network.
+    """Return start + share (end - start), exactly `end` at a share of 1: Polyak averaging, where `start` is a
+    target network.
 
-    In this form, unlike (1 - share) start + share end, what is equal stays as it is, and a rounded 1 - share adds no bias.
+    In this form, unlike (1 - share) start + share end, what is equal stays as it is, and a rounded 1 - share
+    adds no bias.
 
     Args:
         start: leaves of floats.

@@ -1,8 +1,9 @@
 """Cheap randomness inside updates: bits without a cipher's rounds, permutations without sorting.
 
-On CPU one call of `jax.random.bits` runs some eighty small kernels, more than the gradient of a small network, and sorting
-random numbers, as `jax.random.permutation` does, takes a quarter of a PPO update. A good hash is enough to choose
-samples and their order. Keys are JAX's own; draws that shape actions or parameters stay with `jax.random`.
+On CPU one call of `jax.random.bits` runs some eighty small kernels, more than the gradient of a small
+network, and sorting random numbers, as `jax.random.permutation` does, takes a quarter of a PPO update. A good
+hash is enough to choose samples and their order. Keys are JAX's own; draws that shape actions or parameters
+stay with `jax.random`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from operant.types import Array, Key
 
 ROUNDS = 12
 SMALL = 64
-"""Below this a permutation is drawn by sorting: a cipher of a few bits has too few keys, and sorting is cheap."""
+"""Below this a permutation is drawn by sorting: a cipher of a few bits has too few keys, and sorting is
+cheap."""
 
 POISSON_TERMS = 192
 """Numbers that `poisson` can return; with a mean of 64 larger ones have a probability below 1e-35."""
 
 
 def bits(key: Key, shape: tuple[int, ...]) -> UInt32[Array, "..."]:
-    """Return uniform 32-bit numbers: PCG4D (Jarzynski and Olano 2020, "Hash Functions for GPU Rendering") of key and index.
+    """Return uniform 32-bit numbers: PCG4D (Jarzynski and Olano 2020, "Hash Functions for GPU Rendering") of
+    key and index.
 
     Args:
         key: consumed.
@@ -72,9 +75,10 @@ def _mixed(v: list[Array]) -> list[Array]:
 def permutation(key: Key, n: int) -> Int32[Array, " {n}"]:
     """Return the numbers 0 to n - 1 in an order that the key chooses.
 
-    A Feistel network on the least even-sized block that holds n, walked until it falls below n (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains", section 4; Mitchell et al. 2021, "Bandwidth-optimal random shuffling for
-    GPUs"). Not every one of the n! orders can occur (nor can it with any 64-bit key); positions and pairs are uniform.
+    A Feistel network on the least even-sized block that holds n, walked until it falls below n (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains", section 4; Mitchell et al. 2021, "Bandwidth-optimal
+    random shuffling for GPUs"). Not every one of the n! orders can occur (nor can it with any 64-bit key);
+    positions and pairs are uniform.
 
     Args:
         key: consumed.
@@ -96,7 +100,9 @@ def permutation(key: Key, n: int) -> Int32[Array, " {n}"]:
 
 
 def _encipher(x: UInt32[Array, " n"], keys: UInt32[Array, " R"], width: int) -> UInt32[Array, " n"]:
-    """Apply a bijection of the numbers of `width` bits: rounds of (left, right) -> (right, left ^ hash(right))."""
+    """Apply a bijection of the numbers of `width` bits: rounds of (left, right) -> (right, left ^
+    hash(right)).
+    """
     high, low = width // 2, width - width // 2
     left, right = x >> low, x & jnp.uint32(2**low - 1)
     for i in range(ROUNDS):  # an even number, so that the halves end at their own sizes

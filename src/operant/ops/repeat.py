@@ -1,9 +1,9 @@
 """Steps of which a program learns only while it runs how many are due: as its processor does them best.
 
-A loop of zero or more iterations does on a CPU no more than is due, and works in place, where XLA copies what a conditional returns. On a
-GPU the host must look at the device before every iteration of such a loop, which takes as long as dozens of kernels, and nothing
-within it can be launched together with what comes before and after. So there all steps that there can be are computed, and those that
-are not due are discarded.
+A loop of zero or more iterations does on a CPU no more than is due, and works in place, where XLA copies what
+a conditional returns. On a GPU the host must look at the device before every iteration of such a loop, which
+takes as long as dozens of kernels, and nothing within it can be launched together with what comes before and
+after. So there all steps that there can be are computed, and those that are not due are discarded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _PLATFORM: ContextVar[str | None] = ContextVar("_PLATFORM", default=None)
 
 @contextlib.contextmanager
 def compiled_for(platform: str) -> Iterator[None]:
-    """Say while functions are traced on what they will run (`cpu`, `gpu`); otherwise it is JAX's default device."""
+    """Say while functions are traced on what they will run (`cpu`, `gpu`).
+
+    Otherwise it is JAX's default device.
+    """
     token = _PLATFORM.set(platform)
     try:
         yield
@@ -46,7 +49,8 @@ def repeat(count: Int[Array, ""], most: int, step: Callable[[Array, Any], Any], 
     Args:
         count: how many are due.
         most: more than that are never due. If steps are seldom due, a plain loop may be better anywhere.
-        step: (number of the step, carry) to the carry after it. Leaves that it returns as they are cost nothing.
+        step: (number of the step, carry) to the carry after it. Leaves that it returns as they are cost
+            nothing.
         carry: before the first step.
     """
     if _platform() == "cpu":

@@ -2,7 +2,8 @@
 
 All arrays are time-major, `[T, ...]`, with any trailing axes (usually the actors, `N`). Row `t` holds the
 observation s_t, the action a_t and the reward r_t that followed it; the observation that followed is s_{t+1},
-so values are given for `T + 1` rows or, as `v_tp1`, for the `T` successors. Two arrays say what follows a row:
+so values are given for `T + 1` rows or, as `v_tp1`, for the `T` successors. Two arrays say what follows a
+row:
 
 ==============  =====================================================================================
 `discount_t`    multiplies whatever follows: gamma, or 0 after a termination (`discounts`)
@@ -10,9 +11,9 @@ so values are given for `T + 1` rows or, as `v_tp1`, for the `T` successors. Two
                 next row belongs to another episode (`traces`)
 ==============  =====================================================================================
 
-So at a time limit the discount stays and the trace is cut: the estimate is r_t + gamma v(s_{t+1}). Rows on which
-no action was taken get a finite number that means nothing and reaches no other row; losses give them weight 0.
-None of the estimators stops gradients: that is for the loss to do.
+So at a time limit the discount stays and the trace is cut: the estimate is r_t + gamma v(s_{t+1}). Rows on
+which no action was taken get a finite number that means nothing and reaches no other row; losses give them
+weight 0. None of the estimators stops gradients: that is for the loss to do.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def discounts(terminated: Bool[Array, "*B"], *, gamma: float | Float[Array, ""])
 def traces(
     truncated: Bool[Array, "*B"], valid: Bool[Array, "*B"], *, lambda_: float | Float[Array, ""] = 1.0
 ) -> Float[Array, "*B"]:
-    """Return lambda, or 0 where the next row does not continue this one: at truncations, invalid rows, and the rows before these.
+    """Return lambda, or 0 where the next row does not continue this one: at truncations, invalid rows, and
+    the rows before these.
 
     A row before an invalid one is an episode's last, flagged or not: an interrupted run flags nothing.
 
@@ -70,8 +72,9 @@ def gae(
 ) -> Float[Array, "T *N"]:
     """Generalised advantage estimation.
 
-    Aₜ = δₜ + γₜ λₜ Aₜ₊₁ with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ): Schulman et al. 2016, equations 11, 12 and 16, with
-    the discount and the trace of each row. `gae(...) + v[:-1]` are the λ-returns (TD(λ) targets of the critic).
+    Aₜ = δₜ + γₜ λₜ Aₜ₊₁ with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ): Schulman et al. 2016, equations 11, 12 and 16,
+    with the discount and the trace of each row. `gae(...) + v[:-1]` are the λ-returns (TD(λ) targets of the
+    critic).
 
     Args:
         r_t: rewards.
@@ -117,8 +120,8 @@ def n_step_returns(
 ) -> Float[Array, "T *N"]:
     """Sums of at most `n` rewards, then the bootstrap: Sutton and Barto 2018, equation 7.1.
 
-    Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁) and Gₜ⁽ⁿ⁾ = rₜ + γₜ Gₜ₊₁⁽ⁿ⁻¹⁾. Where the sequence or an episode ends sooner, the sum has
-    fewer terms and bootstraps there.
+    Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁) and Gₜ⁽ⁿ⁾ = rₜ + γₜ Gₜ₊₁⁽ⁿ⁻¹⁾. Where the sequence or an episode ends sooner, the
+    sum has fewer terms and bootstraps there.
 
     Args:
         r_t: rewards.
@@ -151,8 +154,9 @@ def n_step_sums(
 ) -> tuple[Float[Array, "*B"], Float[Array, "*B"], Int[Array, "*B"]]:
     """The two parts of an n-step return, for targets that are more than a number: Σ_{i<m} γⁱ rᵢ, and γᵐ.
 
-    The step takes the `m` rows before the first that is not known: at most `n`, fewer where the episode or what is known of
-    it ends. `sum + discount * v` is `n_step_returns`, with the value of the row that follows the `m`.
+    The step takes the `m` rows before the first that is not known: at most `n`, fewer where the episode or
+    what is known of it ends. `sum + discount * v` is `n_step_returns`, with the value of the row that follows
+    the `m`.
 
     Args:
         r: rewards of the rows from the first of each step on.
@@ -182,9 +186,11 @@ def truncated_lambda_returns(
     *,
     n: int | float | Float[Array, ""],
 ) -> Float[Array, "T *N"]:
-    """λ-returns of at most `n` rewards: Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁), Gₜ⁽ⁿ⁾ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ Gₜ₊₁⁽ⁿ⁻¹⁾].
+    """λ-returns of at most `n` rewards: Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁), Gₜ⁽ⁿ⁾ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ
+    Gₜ₊₁⁽ⁿ⁻¹⁾].
 
-    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives `n_step_returns`, `n >= T` `lambda_returns`.
+    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives `n_step_returns`, `n >= T`
+    `lambda_returns`.
 
     Args:
         r_t: rewards.
@@ -215,10 +221,10 @@ def retrace(
 ) -> Float[Array, "T *N"]:
     """Retrace targets of the action values.
 
-    Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(c̄, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation 5; the
-    operator is equation 3 of Munos et al. 2016. The row after the block has no action, so row T - 1 bootstraps from
-    v(s_T) alone, and so does any row with λₜ = 0. `rho_t[0]` is not used: the ratio of a row weighs its correction
-    in the rows before it.
+    Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(c̄, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation
+    5; the operator is equation 3 of Munos et al. 2016. The row after the block has no action, so row T - 1
+    bootstraps from v(s_T) alone, and so does any row with λₜ = 0. `rho_t[0]` is not used: the ratio of a row
+    weighs its correction in the rows before it.
 
     Args:
         q_sa: action values q(sₜ, aₜ) of the actions taken.
@@ -249,11 +255,13 @@ def vtrace(
     clip_c: float | Float[Array, ""] = 1.0,
     clip_pg_rho: float | Float[Array, ""] = 1.0,
 ) -> tuple[Float[Array, "S-1 *N"], Float[Array, "S-1 *N"]]:
-    """V-trace targets and advantages of the policy gradient: Espeholt et al. 2018, equation 1 and section 4.2.
+    """V-trace targets and advantages of the policy gradient: Espeholt et al. 2018, equation 1 and section
+    4.2.
 
     vsₜ = v(sₜ) + ρ̄ₜ δₜ + γₜ cₜ (vsₜ₊₁ - v(sₜ₊₁)) with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ), ρ̄ₜ = min(ρ̄, ρₜ) and
     cₜ = λₜ min(c̄, ρₜ) (their remarks 1 and 2). The advantage is min(ρ̄_pg, ρₜ) (rₜ + γₜ bₜ₊₁ - v(sₜ)), where
-    bₜ₊₁ = v(sₜ₊₁) + λₜ (vsₜ₊₁ - v(sₜ₊₁)) is the paper's vsₜ₊₁ for λₜ = 1 and the plain value where the trace is cut.
+    bₜ₊₁ = v(sₜ₊₁) + λₜ (vsₜ₊₁ - v(sₜ₊₁)) is the paper's vsₜ₊₁ for λₜ = 1 and the plain value where the trace
+    is cut.
 
     Args:
         v: values of rows 0 to T; S is T + 1.

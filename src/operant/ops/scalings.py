@@ -25,7 +25,9 @@ class Nadam(NamedTuple):
 
 
 def nadam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Adam with Nesterov momentum (Dozat 2016, algorithm 2), warming up as in Keras: μ_t = β1 (1 - ½ 0.96^t)."""
+    """Adam with Nesterov momentum (Dozat 2016, algorithm 2), warming up as in Keras: μ_t = β1 (1 - ½
+    0.96^t).
+    """
 
     def init(params: Tree) -> Nadam:
         zeros = optax.tree.zeros_like(params)
@@ -49,7 +51,10 @@ def nadam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
 
 
 def amsgrad(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """AMSGrad (Reddi et al. 2018); the bias of the largest second moment is corrected after the maximum, as Keras does."""
+    """AMSGrad (Reddi et al. 2018).
+
+    The bias of the largest second moment is corrected after the maximum, as Keras does.
+    """
     largest = optax.scale_by_amsgrad(b1=b1, b2=b2, eps=eps, bias_correction_nu=False)
     return optax.chain(largest, optax.scale_by_schedule(lambda count: jnp.sqrt(1.0 - b2 ** (count + 1.0))))
 

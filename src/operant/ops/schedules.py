@@ -24,7 +24,7 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     linear              start + (end - start) f
     exponential         start (end / start)^f
     polynomial          end + (start - end) (1 - f)^power
-    cosine              end + (start - end) (1 + cos(π f)) / 2; before it, for `warmup` of the steps, start step / warmup
+    cosine end + (start - end) (1 + cos(π f)) / 2; before it, for `warmup` of the steps, start step / warmup
     piecewise           start, then `values[i]` from step `boundaries[i]` on
     random              uniform between start and end
     ornstein_uhlenbeck  x of the step before + theta (start - x) + sigma ε, ε standard normal, from x = start
@@ -60,7 +60,9 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
 
 
 def _cosine(schedule: Schedule, step: Array) -> Array:
-    """Return half a cosine from start to end, after a linear warmup from 0 to start (Loshchilov and Hutter 2017, without restarts)."""
+    """Return half a cosine from start to end, after a linear warmup from 0 to start (Loshchilov and Hutter
+    2017, without restarts).
+    """
     at, warmup = step.astype(jnp.float32), np.float32(schedule.warmup)
     f = jnp.clip((at - warmup) / np.float32(schedule.steps - schedule.warmup), 0.0, 1.0)
     share = 0.5 * (1.0 + jnp.cos(jnp.float32(math.pi) * f))
@@ -77,7 +79,9 @@ def _uniform(schedule: Schedule, step: Array) -> Array:
 
 
 def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:
-    """Return the process at a step as the sum of the noise of those steps up to it that still matter: Σ (1 - θ)^k σ ε."""
+    """Return the process at a step as the sum of the noise of those steps up to it that still matter: Σ (1
+    - θ)^k σ ε.
+    """
     keep = 1.0 - schedule.theta
     terms = 1 if keep == 0 else math.ceil(math.log(1e-3) / math.log(keep))
     ago = np.arange(terms)

@@ -1,4 +1,7 @@
-"""Work of one compiled program spread over several devices. Without a mesh of devices nothing here has an effect."""
+"""Work of one compiled program spread over several devices.
+
+Without a mesh of devices nothing here has an effect.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ T = TypeVar("T", bound=Tree)
 def spread(tree: T, axis: int) -> T:
     """Let every device of the mesh in force (`jax.set_mesh`) hold its share of all leaves along an axis.
 
-    What is computed from them, gradients included, is then spread too: XLA arranges this, and the sums over devices. It
-    changes where numbers are, not the numbers. Leaves whose axis does not divide into as many equal shares stay as they
-    are.
+    What is computed from them, gradients included, is then spread too: XLA arranges this, and the sums over
+    devices. It changes where numbers are, not the numbers. Leaves whose axis does not divide into as many
+    equal shares stay as they are.
 
     Args:
         tree: leaves with at least `axis + 1` axes.

@@ -1,8 +1,8 @@
 """Running mean and variance of observations, and the scale of rewards.
 
-The numbers are right after hundreds of millions of rows in float32: the count is an integer (a float32 count stops
-at 2^24), the variance is kept rather than a growing sum of squares, and what an addition to mean or variance rounds
-away is kept beside it and added the next time (Knuth 1997, section 4.2.2, theorem B).
+The numbers are right after hundreds of millions of rows in float32: the count is an integer (a float32 count
+stops at 2^24), the variance is kept rather than a growing sum of squares, and what an addition to mean or
+variance rounds away is kept beside it and added the next time (Knuth 1997, section 4.2.2, theorem B).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class RewardScale(NamedTuple):
     total: Float[Array, " N"]
     moments: Moments
     columns: Int[Array, " C"] | tuple[()] = ()
-    """The actor of each column of the next rows, if these are not all actors in order: one may have several, and N is none."""
+    """The actor of each column of the next rows, if these are not all actors in order: one may have
+    several, and N is none."""
 
 
 def init(shape: tuple[int, ...]) -> Moments:
@@ -61,7 +62,8 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     With f the new rows' share of all rows and d the difference of the means, the mean grows by f d and the
     variance by f (new variance - variance + (1 - f) d²).
 
-    Rows that are not finite, or so far off that squares overflow, do not count: a single one would spoil the moments for ever.
+    Rows that are not finite, or so far off that squares overflow, do not count: a single one would spoil the
+    moments for ever.
 
     Args:
         moments: what was seen before.
@@ -69,7 +71,8 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
-    # Differences from the running mean are small, and the second pass below removes what the first one rounded.
+    # Differences from the running mean are small, and the second pass below removes what the first one
+    # rounded.
     difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
     summed = 4.0 * valid.size * jnp.square(difference)  # bounds the sum of squares around the new mean
     valid = valid & jnp.all(jnp.isfinite(summed), axis=tuple(range(valid.ndim, x.ndim)))
@@ -130,16 +133,17 @@ def scale_rewards(
 ) -> tuple[RewardScale, Float[Array, "T N"]]:
     """Divide rewards by the standard deviation of the discounted return: Engstrom et al. 2020, algorithm 1.
 
-    Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does not
-    matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is best. A reward
-    that is not finite stays as it is and affects nothing else.
+    Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does
+    not matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is
+    best. A reward that is not finite stays as it is and affects nothing else.
 
     Args:
-        scale: what was seen before, and whose the columns are. Several columns of one actor follow one another in time.
+        scale: what was seen before, and whose the columns are. Several columns of one actor follow one
+            another in time.
         reward: rewards as the environment returned them.
         ended: where the episode terminated or was truncated: R starts again at 0.
-        valid: False on rows without an action, which become 0. R starts again there too: such a row ends an episode,
-            flagged or not.
+        valid: False on rows without an action, which become 0. R starts again there too: such a row ends an
+            episode, flagged or not.
         gamma: discount of R.
         clip: bound of the scaled rewards.
         epsilon: added to the variance.

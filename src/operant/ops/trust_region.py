@@ -1,7 +1,9 @@
-"""Natural-gradient steps within a trust region: Fisher-vector products, conjugate gradient, backtracking line search.
+"""Natural-gradient steps within a trust region: Fisher-vector products, conjugate gradient, backtracking line
+search.
 
-Schulman et al. 2015, "Trust Region Policy Optimization" (https://arxiv.org/abs/1502.05477), appendix C. Everything works
-on one flat vector of parameters `[D]`. The functions that callers pass in are called in compiled loops: they must be pure.
+Schulman et al. 2015, "Trust Region Policy Optimization" (https://arxiv.org/abs/1502.05477), appendix C.
+Everything works on one flat vector of parameters `[D]`. The functions that callers pass in are called in
+compiled loops: they must be pure.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ def fisher_product(
 ) -> Callable[[Vector], Vector]:
     """Return v -> (F + damping I) v, with F the Fisher matrix `[D, D]`, which is never built.
 
-    F = Jᵀ M J (appendix C.1): J is the Jacobian of the network's outputs, M the Hessian of the divergence with respect
-    to the outputs, where both distributions are equal. That costs one forward and one backward pass for each v, and
-    unlike the Hessian of the divergence with respect to the parameters it is positive semidefinite even in rounded
-    arithmetic.
+    F = Jᵀ M J (appendix C.1): J is the Jacobian of the network's outputs, M the Hessian of the divergence
+    with respect to the outputs, where both distributions are equal. That costs one forward and one backward
+    pass for each v, and unlike the Hessian of the divergence with respect to the parameters it is positive
+    semidefinite even in rounded arithmetic.
 
     Args:
         network: parameters to outputs, on the rows over which F is a mean.
@@ -138,8 +140,8 @@ def line_search(
     """Try start + step, start + factor step, start + factor² step, ... until one is accepted.
 
     Args:
-        accept: tells whether a candidate is good enough. It must refuse one that is not finite, as comparisons
-            with NaN do.
+        accept: tells whether a candidate is good enough. It must refuse one that is not finite, as
+            comparisons with NaN do.
         start: where to stay if every candidate is refused.
         step: the longest step.
         candidates: how many to try.

@@ -36,14 +36,15 @@ class Option:
     """How tuning reads several values of it; None: it is not tuned."""
     choices: tuple[Any, ...] | None = None
     traced: bool = False
-    """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by `vmap`,
-    without compiling again. Other options shape the program."""
+    """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by
+    `vmap`, without compiling again. Other options shape the program."""
     aliases: tuple[str, ...] = ()
     """Names accepted for it besides its own."""
     needs: tuple[str, Any] | None = None
     """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
     settled: bool = False
-    """Whether it must stay the same in a resumed run: only the start of a run reads it, or it is the unit of what was learnt."""
+    """Whether it must stay the same in a resumed run: only the start of a run reads it, or it is the unit
+    of what was learnt."""
 
 
 def option(
@@ -72,7 +73,8 @@ if typing.TYPE_CHECKING:
     Scalar: typing.TypeAlias = float | Array
 else:
     Scalar = float | Schedule
-"""Type of a `traced` option: its user gives a number or a schedule, the algorithm reads a number or a traced array."""
+"""Type of a `traced` option: its user gives a number or a schedule, the algorithm reads a number or a
+traced array."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
@@ -123,7 +125,9 @@ class Config(metaclass=ConfigMeta):
         return type(self)(**{**vars(self), **canonical(type(self), changes)})
 
     def with_values(self, values: Mapping[str, Any]) -> typing.Self:
-        """Return a copy with values put in unchecked: the numbers of compiled code in place of floats and schedules."""
+        """Return a copy with values put in unchecked: the numbers of compiled code in place of floats and
+        schedules.
+        """
         copy = object.__new__(type(self))
         copy.__dict__.update({**vars(self), **values})
         return copy
@@ -133,9 +137,12 @@ class Config(metaclass=ConfigMeta):
         return {name: plain(getattr(self, name)) for name in options(type(self))}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> typing.Self:
-        """Build one from the data of `to_dict`; missing options take their defaults."""
-        return build(cls, dict(data), _label(cls))
+    def from_dict(cls, data: Mapping[str, Any], label: str | None = None) -> typing.Self:
+        """Build one from the data of `to_dict`; missing options take their defaults.
+
+        Messages begin with the label.
+        """
+        return build(cls, dict(data), label or _label(cls))
 
 
 @functools.cache
@@ -162,7 +169,10 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
 
 
 def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
-    """Replace aliases by names; refuse unknown names (with the close match) and duplicates; messages begin with the label."""
+    """Replace aliases by names; refuse unknown names (with the close match) and duplicates.
+
+    Messages begin with the label.
+    """
     known = options(cls)
     label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
@@ -188,7 +198,10 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
 
 
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
-    """Call `cls` with the arguments, for a config also by aliases; unknown and missing ones are named, with the close match."""
+    """Call `cls` with the arguments, for a config also by aliases.
+
+    Unknown and missing ones are named, with the close match.
+    """
     if isinstance(cls, type) and issubclass(cls, Config):
         return typing.cast(T, cls(**canonical(cls, arguments, label)))
     return typing.cast(T, called(cls, arguments, label))

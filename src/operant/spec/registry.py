@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names and what they stand for; values are objects or import paths (``module:Name``) loaded when asked for."""
+    """Names and what they stand for.
+
+    Values are objects or import paths (``module:Name``) loaded when asked for.
+    """
 
     def __init__(self, what: str, entries: Mapping[str, Callable[..., T] | str]) -> None:
         self.what = what
@@ -42,7 +45,8 @@ class Registry(Generic[T]):
         Args:
             spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
                 these as `type`.
-            extra: arguments besides those in the specification; giving one twice with different values is an error.
+            extra: arguments besides those in the specification; giving one twice with different values is an
+                error.
         """
         arguments: dict[str, Any] = {}
         seen: list[str] = []
@@ -52,7 +56,8 @@ class Registry(Generic[T]):
                 spec = inner.pop("type", None)
                 if spec is None:
                     raise SpecError(
-                        f"A {self.what} given as a dict needs a 'type'. Received the keys: {', '.join(map(str, inner))}."
+                        f"A {self.what} given as a dict needs a 'type'. Received the keys: "
+                        f"{', '.join(map(str, inner))}."
                     )
                 for key, value in inner.items():
                     arguments.setdefault(str(key), value)

@@ -49,10 +49,15 @@ SET_BY_RUN = {
 
 
 def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
-    """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file cannot hold."""
+    """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file
+    cannot hold.
+    """
     for name, value in (given or {}).items():
         if name in owned:
-            yield f"env_kwargs must be without {name!r}, which operant sets itself. Received: {name}={value!r}. {owned[name]}"
+            yield (
+                f"env_kwargs must be without {name!r}, which operant sets itself. Received: "
+                f"{name}={value!r}. {owned[name]}"
+            )
     try:
         json.dumps(given, allow_nan=False)
     except (TypeError, ValueError):
@@ -218,12 +223,14 @@ class RunConfig(Config):
         if self.eval_frequency is None:
             if self.eval_episodes != default(RunConfig, "eval_episodes"):
                 yield (
-                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} without eval_frequency. "
+                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} "
+                    "without eval_frequency. "
                     "Add --eval-frequency."
                 )
         elif self.coordinator is not None:
             yield (
-                f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} with coordinator. "
+                f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} "
+                "with coordinator. "
                 "Leave it out, and evaluate the run by `operant play RUN --episodes N`."
             )
         if len(set(self.info_keywords)) < len(self.info_keywords) or "" in self.info_keywords:
@@ -237,13 +244,16 @@ class RunConfig(Config):
             for name in MONITORING:
                 if getattr(self, name) != default(RunConfig, name):
                     yield (
-                        f"{name} is for divergence monitoring. Received: {name}={getattr(self, name)!r} without "
-                        "divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the beginning)."
+                        f"{name} is for divergence monitoring. Received: {name}={getattr(self, name)!r} "
+                        "without "
+                        "divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
+                        "beginning)."
                     )
 
 
 def located(run: RunConfig, base: Path | None = None) -> RunConfig:
-    """Return options whose paths remain valid when an environment, or the program, changes the working directory.
+    """Return options whose paths remain valid when an environment, or the program, changes the working
+    directory.
 
     Args:
         run: the options as given, which a run's file keeps and messages show.
@@ -257,7 +267,9 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
 
 
 def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
-    """Return the options of a stored run without those that had no effect, which earlier versions accepted."""
+    """Return the options of a stored run without those that had no effect, which earlier versions
+    accepted.
+    """
     idle = {
         *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
         *(() if preprocessed else GAMES),
@@ -345,13 +357,18 @@ class RunnerConfig(Config):
                     "Leave --environment, --level and --env-kwargs out."
                 )
         elif self.environment is None and self.level is None:
-            yield "run needs an environment: --environment CartPole-v1, or --environment gym --level CartPole-v1."
+            yield (
+                "run needs an environment: --environment CartPole-v1, or --environment gym --level "
+                "CartPole-v1."
+            )
         for name in ("token_file", "certificate"):
             if self.remote != "socket-client" and getattr(self, name) is not None:
                 yield f"{name} is for --remote socket-client. Received: {name}={getattr(self, name)!r}."
         if self.remote == "socket-server":
             if self.agent is not None:
-                yield "--remote socket-server serves an environment; the agent is elsewhere. Leave --agent out."
+                yield (
+                    "--remote socket-server serves an environment; the agent is elsewhere. Leave --agent out."
+                )
             return
         if self.agent is None:
             yield "run needs an agent: --agent with a name (see `operant list agents`) or a JSON file."

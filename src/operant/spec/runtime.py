@@ -1,10 +1,12 @@
-"""Settings of JAX that operant runs best with. They only take effect before JAX's backend starts, and never override the user's.
+"""Settings of JAX that operant runs best with.
 
-Measured on CPU: a policy call with NumPy in and out takes 90 microseconds with asynchronous dispatch and 20 without.
-Nothing is lost, since a driver waits for each call anyway. If XLA uses all cores, it is the other way round: without
-asynchronous dispatch the calling thread would compute as well, one thread more than there are cores, and updates of TD3,
-DDPG and SAC take up to 1.2 times as long (benchmarks/results/products.md). Calls of small networks at the same time, each from
-a thread of its own, take as long either way.
+They only take effect before JAX's backend starts, and never override the user's.
+
+Measured on CPU: a policy call with NumPy in and out takes 90 microseconds with asynchronous dispatch and 20
+without. Nothing is lost, since a driver waits for each call anyway. If XLA uses all cores, it is the other
+way round: without asynchronous dispatch the calling thread would compute as well, one thread more than there
+are cores, and updates of TD3, DDPG and SAC take up to 1.2 times as long (benchmarks/results/products.md).
+Calls of small networks at the same time, each from a thread of its own, take as long either way.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def prepare(asynchronous: bool = False) -> None:
 LARGE_PRODUCT = 2**22
 """Multiplications of a matrix product from which on several threads pay off.
 
-Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x,
-TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %.
+Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64
+(2**23) gain 1.35x, TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20)
+lose up to 5 %.
 """
 
 SAME_PRODUCT = 2**20
@@ -50,8 +53,9 @@ def start(
 ) -> None:
     """Start JAX's backend as suits observations of these shapes; no effect if it runs already.
 
-    With images, XLA computes convolutions on CPU with a library: the Nature CNN on 256 frames takes 59 ms of processor time
-    instead of 180 (benchmarks/results/convolutions.md). Small dense networks gain nothing from it. A GPU does not read the flag.
+    With images, XLA computes convolutions on CPU with a library: the Nature CNN on 256 frames takes 59 ms of
+    processor time instead of 180 (benchmarks/results/convolutions.md). Small dense networks gain nothing from
+    it. A GPU does not read the flag.
 
     Args:
         shapes: of the components of one observation.
@@ -92,8 +96,8 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
     """Join the processes that train together, on one machine or several, before anything is computed.
 
     Args:
-        coordinator: ``HOST:PORT`` at which the first process is reached; 'auto': what Slurm, Open MPI, Kubernetes or a cloud's
-            TPU machines tell about themselves (`jax.distributed.initialize`).
+        coordinator: ``HOST:PORT`` at which the first process is reached; 'auto': what Slurm, Open MPI,
+            Kubernetes or a cloud's TPU machines tell about themselves (`jax.distributed.initialize`).
         n_processes: how many.
         process_id: which one this is, from 0.
 
@@ -136,10 +140,12 @@ def device(name: str) -> Any:
 
 
 def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int = 1) -> int | None:
-    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all) for images and large products.
+    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all)
+    for images and large products.
 
-    Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs more than
-    running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of 285 (two cores).
+    Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs
+    more than running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of
+    285 (two cores).
     """
     return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
 
@@ -150,5 +156,7 @@ def processors() -> int:
 
 
 def has_images(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether there are images among observations of these shapes: height, width and channels or frames."""
+    """Tell whether there are images among observations of these shapes: height, width and channels or
+    frames.
+    """
     return any(len(shape) >= 3 for shape in shapes)

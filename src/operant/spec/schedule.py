@@ -12,7 +12,8 @@ from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.spec.values import called, finite, settled
 
 SCHEDULE_FORMS = (
-    "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as 'linear:3e-4:0:1e6'; or a dict "
+    "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
+    "'linear:3e-4:0:1e6'; or a dict "
     "with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, such as "
     "{'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
 )
@@ -20,10 +21,11 @@ SCHEDULE_FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A hyperparameter that changes with time: linear, exponential, polynomial, cosine, piecewise, random or Ornstein-Uhlenbeck.
+    """A hyperparameter that changes with time: linear, exponential, polynomial, cosine, piecewise, random or
+    Ornstein-Uhlenbeck.
 
-    Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as this
-    object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
+    Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as
+    this object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
     """
 
     type: Literal[
@@ -154,7 +156,8 @@ class Schedule:
             _check_type(found["type"])  # first, as the legal arguments depend on it
         if "decay_rate" in found:
             raise SpecError(
-                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' within 'steps'. "
+                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' "
+                "within 'steps'. "
                 "Give end = start * decay_rate."
             )
         if found.get("type") == "random" and found.get("distribution", "uniform") == "uniform":

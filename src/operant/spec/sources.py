@@ -1,4 +1,6 @@
-"""What specifications name besides registered things: files to read, objects to import, and when neither is allowed."""
+"""What specifications name besides registered things: files to read, objects to import, and when neither
+is allowed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURC
 
 @contextlib.contextmanager
 def data_only(source: str, remedy: str) -> Iterator[None]:
-    """Within this context specifications may come from somebody else: what they name is neither imported nor opened.
+    """Within this context specifications may come from somebody else: what they name is neither imported nor
+    opened.
 
     Registered names still work, as do classes that this program has registered with Keras.
 
@@ -47,13 +50,15 @@ def refuse_code(named: object, what: str) -> None:
     """
     if (source := _SOURCE.get()) is not None:
         raise SpecError(
-            f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says what to import or to open. "
+            f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says "
+            "what to import or to open. "
             f"{source.remedy}"
         )
 
 
 def refuse_places(value: Any, what: str) -> None:
-    """Refuse strings, also within lists and dicts, that could name a file or a module, while specifications are data only.
+    """Refuse strings, also within lists and dicts, that could name a file or a module, while specifications
+    are data only.
 
     Raises:
         SpecError: they are, and one could.
@@ -124,7 +129,8 @@ def imported(path: str, what: str) -> Any:
                 )
             elif what in NAMED_HERE:
                 remedy += (
-                    f" If it is in the current folder, name the {what} on operant's command line, also beside a run's folder: "
+                    f" If it is in the current folder, name the {what} on operant's command line, also "
+                    "beside a run's folder: "
                     "as module:Name it is looked for there."
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None

@@ -23,8 +23,9 @@ def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
 
     Args:
         values: scores `[..., seeds]`.
-        statistic: ``mean``, or ``iqm``: the mean of what is left after a quarter of the values, rounded down, is
-            removed at each end. Outliers move it less than the mean, and it needs fewer seeds than the median.
+        statistic: ``mean``, or ``iqm``: the mean of what is left after a quarter of the values, rounded down,
+            is removed at each end. Outliers move it less than the mean, and it needs fewer seeds than the
+            median.
 
     Returns:
         `[...]`.
@@ -72,8 +73,9 @@ def interval(
 ) -> tuple[float, float, float]:
     """Return a statistic of the scores of several seeds, and the ends of its bootstrap interval.
 
-    The seeds are resampled with replacement 2000 times; the interval holds the middle `level` of the statistics of
-    these draws (percentile bootstrap). With fewer than about ten seeds it is narrower than it should be.
+    The seeds are resampled with replacement 2000 times; the interval holds the middle `level` of the
+    statistics of these draws (percentile bootstrap). With fewer than about ten seeds it is narrower than it
+    should be.
 
     Args:
         values: one score per seed.
@@ -105,7 +107,8 @@ def stratified(
 ) -> tuple[float, float, float]:
     """Return a statistic over the scores of several environments, and the ends of its bootstrap interval.
 
-    Seeds are resampled within each environment (stratified bootstrap), so that every environment keeps its weight.
+    Seeds are resampled within each environment (stratified bootstrap), so that every environment keeps its
+    weight.
 
     Args:
         scores: for each environment one normalised score per seed.

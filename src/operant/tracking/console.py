@@ -20,7 +20,10 @@ EVALUATION = "evaluation/reward_mean"
 
 
 def number(value: float | None, precision: int) -> str:
-    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``); ``-`` for none."""
+    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``).
+
+    ``-`` for none.
+    """
     return "-" if value is None or not math.isfinite(value) else str(round(float(value), precision))
 
 

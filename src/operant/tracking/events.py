@@ -1,7 +1,8 @@
-"""Event files, which `tensorboard` shows, and other files that a program appends to: whole again once a full disk has room.
+"""Event files, which `tensorboard` shows, and other files that a program appends to: whole again once a full
+disk has room.
 
-tensorboardX's own writer puts events in a queue for a thread. On a full disk the thread dies, and once the queue is full,
-whoever adds to it waits for ever.
+tensorboardX's own writer puts events in a queue for a thread. On a full disk the thread dies, and once the
+queue is full, whoever adds to it waits for ever.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class EventFile:
         self._file.flush()
 
     def _add(self, **event: Any) -> None:
-        """Write an event in TensorFlow's record format: the number of bytes, then the bytes, each followed by a checksum."""
+        """Write an event in TensorFlow's record format: the number of bytes, then the bytes, each followed
+        by a checksum.
+        """
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 

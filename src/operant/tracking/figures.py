@@ -64,7 +64,10 @@ class PlotConfig(Config):
             yield "scores is for --aggregate, which was not given."
         for name in OF_CURVES if self.aggregate else ():
             if (given := getattr(self, name)) != default(type(self), name):
-                yield f"{name} is for curves, and has no effect with aggregate. Received: {name}={given!r}. Leave it out."
+                yield (
+                    f"{name} is for curves, and has no effect with aggregate. Received: {name}={given!r}. "
+                    "Leave it out."
+                )
 
 
 class Aggregate(NamedTuple):
@@ -80,8 +83,8 @@ class Aggregate(NamedTuple):
 def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
     """Draw runs.
 
-    Runs of one agent with the same settings are seeds of one curve, drawn with a bootstrap interval. Several environments get a panel
-    each, or, with `aggregate`, statistics over all of them.
+    Runs of one agent with the same settings are seeds of one curve, drawn with a bootstrap interval. Several
+    environments get a panel each, or, with `aggregate`, statistics over all of them.
 
     Args:
         paths: folders of runs, folders of such folders, or histories.
@@ -171,8 +174,8 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
 def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> list[Aggregate]:
     """Return statistics of every agent's final scores over all environments.
 
-    A score is the last value of the column, normalised: 0 and 1 are what `scores` says for the environment, or else the mean return of the
-    first episodes of all its runs, and the best of their final scores.
+    A score is the last value of the column, normalised: 0 and 1 are what `scores` says for the environment,
+    or else the mean return of the first episodes of all its runs, and the best of their final scores.
 
     Raises:
         SpecError: an agent has no runs in one of the environments, or the scores of one do not differ.
@@ -187,7 +190,8 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
         for label in labels:
             if label not in group:
                 raise SpecError(
-                    f"{label!r} has no run in {env!r}, and statistics over environments need runs in all of them. "
+                    f"{label!r} has no run in {env!r}, and statistics over environments need runs in all of "
+                    "them. "
                     "Name runs with --agents where their settings differ."
                 )
             _tell_unequal(env, label, group[label])
@@ -205,7 +209,8 @@ def _tell_unequal(env: str, label: str, runs: Sequence[Run]) -> None:
     ends = [int(run.columns["step"][-1]) for run in runs]
     if max(ends) > 1.05 * min(ends):
         warnings.warn(
-            f"The runs of {label!r} in {env!r} end at steps {min(ends)} to {max(ends)}, and their final scores count alike.",
+            f"The runs of {label!r} in {env!r} end at steps {min(ends)} to {max(ends)}, and their final "
+            "scores count alike.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -231,7 +236,8 @@ def _range(
         high = max(_final(run, column) for run in runs)
         if high < low:
             raise SpecError(
-                f"No run in {env!r} ended above its first episodes ({low:g}), so that none can count 1. Give --scores."
+                f"No run in {env!r} ended above its first episodes ({low:g}), so that none can count 1. "
+                "Give --scores."
             )
     if not low != high:
         raise SpecError(f"The scores that count 0 and 1 in {env!r} are both {low:g}. Give --scores.")
@@ -239,7 +245,9 @@ def _range(
 
 
 def _beginning(run: Run, column: str) -> float:
-    """Return the mean over the first episodes, equally many of every actor: those that end first are the shortest."""
+    """Return the mean over the first episodes, equally many of every actor: those that end first are the
+    shortest.
+    """
     import numpy as np
 
     values = run.columns["episode_length" if column == "episode_length" else "episode_reward"]
@@ -268,7 +276,10 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
     titles = {"iqm": "IQM", "median": "Median", "mean": "Mean"}
     seeds = {len(runs) for group in groups.values() for runs in group.values()}
     count = str(min(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    note = f"{len(groups)} environments, {count} seeds each; {100 * config.level:g}% stratified bootstrap intervals"
+    note = (
+        f"{len(groups)} environments, {count} seeds each; {100 * config.level:g}% stratified bootstrap "
+        "intervals"
+    )
     ends = [value for one in found for value in one[2:] if math.isfinite(value)]
     margin = 0.06 * (max(ends) - min(ends)) or 0.1
     limits = (min(ends) - margin, max(ends) + margin)

@@ -1,9 +1,9 @@
 """The history of a run: one row per episode, in Parquet, on the disk within seconds.
 
-A Parquet file cannot be read before it is closed, so a history is a folder of part files, and the last part is
-written again with every flush until it is full. Each write goes to a temporary name and is then renamed: whenever the
-process dies, the folder is a valid history without double rows. Full parts are never touched again, so a million
-episodes take few files, and memory holds one part.
+A Parquet file cannot be read before it is closed, so a history is a folder of part files, and the last part
+is written again with every flush until it is full. Each write goes to a temporary name and is then renamed:
+whenever the process dies, the folder is a valid history without double rows. Full parts are never touched
+again, so a million episodes take few files, and memory holds one part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
 
 INFO = "info/"
-"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`); a history may have any of these."""
+"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`).
+
+A history may have any of these.
+"""
 
 _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `EpisodeRecord`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
@@ -44,7 +47,8 @@ _PART = re.compile(r"part-([0-9]{6})\.parquet")
 class History:
     """Sink that writes episodes to the folder `path`; one that exists is continued.
 
-    Readable at any time by `read_history`, and by `pyarrow.parquet.read_table(path)` or `pandas.read_parquet(path)`.
+    Readable at any time by `read_history`, and by `pyarrow.parquet.read_table(path)` or
+    `pandas.read_parquet(path)`.
 
     Args:
         path: folder, named ``*.parquet``.
@@ -153,7 +157,8 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
         raise value_error(argument, "a path that ends with .parquet", str(path))
     if Path(path).is_file():
         raise SpecError(
-            f"The history {path} is a single file, which cannot be continued. Received: {argument}={str(path)!r}. "
+            f"The history {path} is a single file, which cannot be continued. Received: "
+            f"{argument}={str(path)!r}. "
             "Give another path: operant makes a folder of that name."
         )
     return as_folder(argument, path, str(path))
@@ -166,8 +171,9 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
         path: folder or file.
 
     Returns:
-        The columns by name, each `[episodes]`, sorted by step, then time. A history that was written elsewhere may
-        lack `episode_length` and `actor`; they are -1 then. Columns `info/NAME` are NaN where none was reported.
+        The columns by name, each `[episodes]`, sorted by step, then time. A history that was written
+        elsewhere may lack `episode_length` and `actor`; they are -1 then. Columns `info/NAME` are NaN where
+        none was reported.
 
     Raises:
         SpecError: if there is none, it cannot be read, or a documented column is missing.
@@ -178,7 +184,8 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
     parts = [path] if path.is_file() else _parts(path)
     if not parts and path.suffix != ".parquet":  # a history of that name may have no rows yet
         raise SpecError(
-            f"The folder {path} is not a history: it holds no Parquet files. Give the history of a run: RUN/history.parquet."
+            f"The folder {path} is not a history: it holds no Parquet files. Give the history of a run: "
+            "RUN/history.parquet."
         )
     table = _read(parts)
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
@@ -189,7 +196,8 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 def end_of(path: str | Path) -> Origin:
     """Return where a history ends, for a run that continues it; zero if there is none.
 
-    It ends with its last episode. Steps that its run took after that, in episodes that had not ended, are not known.
+    It ends with its last episode. Steps that its run took after that, in episodes that had not ended, are not
+    known.
 
     Raises:
         SpecError: it cannot be read, or a documented column is missing.
@@ -300,7 +308,9 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _drop_after(folder: Path, step: int) -> None:
-    """Remove the rows beyond a step, from the last part back: what is left is a valid history at any moment."""
+    """Remove the rows beyond a step, from the last part back: what is left is a valid history at any
+    moment.
+    """
     for part in reversed(_parts(folder)):
         rows: Any = _read([part])
         kept = rows.filter(rows.column("step").to_numpy() <= step)

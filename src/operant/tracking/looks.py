@@ -1,4 +1,6 @@
-"""How operant's pictures look: colours, axes, files. Drawn without pyplot: no global state, no display needed.
+"""How operant's pictures look: colours, axes, files.
+
+Drawn without pyplot: no global state, no display needed.
 
 matplotlib is imported when something is drawn.
 """
@@ -25,7 +27,8 @@ PALE = "#777777"
 LEGEND_WIDTH = 44
 """Characters in a line of a legend."""
 LEGEND_LINES = 12
-"""Most lines of a legend, though each curve has at least one: long labels are cut short so that curves can be seen."""
+"""Most lines of a legend, though each curve has at least one: long labels are cut short so that curves can
+be seen."""
 FORMATS = (".png", ".svg", ".pdf")
 
 

@@ -14,15 +14,17 @@ from operant.tracking.record import EpisodeRecord, Record
 
 
 class MetricsFile:
-    """Sink that appends a line of JSON to a file with every record: `step`, `time`, and the values under their names.
+    """Sink that appends a line of JSON to a file with every record: `step`, `time`, and the values under
+    their names.
 
-    A value that is not finite is null there, as JSON requires: readers see a missing value. Readable at any time, by
-    ``pandas.read_json(path, lines=True)``; a run that dies leaves every record that was written, and none twice.
+    A value that is not finite is null there, as JSON requires: readers see a missing value. Readable at any
+    time, by ``pandas.read_json(path, lines=True)``; a run that dies leaves every record that was written, and
+    none twice.
 
     Args:
         path: the file; one that exists is continued.
-        resume_at_step: drop the lines of an existing file that are beyond this step, which a resumed run will write
-            again; None keeps all.
+        resume_at_step: drop the lines of an existing file that are beyond this step, which a resumed run will
+            write again; None keeps all.
 
     Raises:
         SpecError: something other than a file is at the path.
@@ -62,7 +64,10 @@ class MetricsFile:
 
 
 def _keep(path: Path, step: float) -> None:
-    """Truncate a file after its last whole line of at most that step; steps never decrease. Lines before it stay, whatever they are."""
+    """Truncate a file after its last whole line of at most that step; steps never decrease.
+
+    Lines before it stay, whatever they are.
+    """
     end = position = kept = 0
     unread: list[int] = []  # numbers of lines that are not ours
     with open(path, "r+b") as file:

@@ -107,7 +107,8 @@ def learning_curve(
         points: of each curve.
         time_unit: unit of time where `benchmark` is ``time``.
         colors: by label, so that several pictures agree; None: in order.
-        dashes: matplotlib's line styles by label, likewise; None: solid lines if `colors` are given, else in order.
+        dashes: matplotlib's line styles by label, likewise; None: solid lines if `colors` are given, else in
+            order.
         ax: where to draw; None: a new figure, ``ax.figure``.
 
     Returns:
@@ -164,8 +165,8 @@ def _label(benchmark: str, time_unit: str) -> str:
 def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct places where episodes ended, in order, and the finite values of a column there.
 
-    For episodes that ended together, a rolling mean is that of the last one; of any other column it is their mean, since those
-    of an evaluation are in the order in which they ended, the longest last.
+    For episodes that ended together, a rolling mean is that of the last one; of any other column it is their
+    mean, since those of an evaluation are in the order in which they ended, the longest last.
     """
     y = np.asarray(history[plot], np.float64)
     order = np.argsort(x, kind="stable")
@@ -180,7 +181,9 @@ def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tupl
 def _curves(
     label: str, histories: Sequence[History], plot: str, benchmark: str, time_unit: str, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return abscissa `[points]` and the curve of each run `[points, seeds]` over the range that all cover."""
+    """Return abscissa `[points]` and the curve of each run `[points, seeds]` over the range that all
+    cover.
+    """
     lines = []
     for source in histories:
         history = source if isinstance(source, Mapping) else read_history(source)

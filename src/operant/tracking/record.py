@@ -30,13 +30,15 @@ def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
     for name, value in values.items():
         if not isinstance(name, str) or name in ("", *Record._fields):
             raise SpecError(
-                f"A callback's names in record.values must be strings such as 'mine/score', none of {', '.join(Record._fields)}. "
+                "A callback's names in record.values must be strings such as 'mine/score', none of "
+                f"{', '.join(Record._fields)}. "
                 f"Received: {name!r}."
             )
         number = as_number(value)
         if number is None:
             raise SpecError(
-                f"A callback's record.values[{name!r}] must be a number. Received: {value!r} ({type(value).__name__}). "
+                f"A callback's record.values[{name!r}] must be a number. Received: {value!r} "
+                f"({type(value).__name__}). "
                 "Add one name for each number: record.values['mine/score'] = 1.0."
             )
         found[name] = number

@@ -1,4 +1,6 @@
-"""Runs by what they trained: histories of run folders, or Parquet files, sorted into agents and their seeds."""
+"""Runs by what they trained: histories of run folders, or Parquet files, sorted into agents and their
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,31 @@ EVALUATIONS = "evaluations.parquet"
 """History of the evaluations of a run, in its folder."""
 _OWN = frozenset(
     {
-        "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
-        "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints", "log_frequency", "display_precision", "quiet", "env", "vector",
-        "threads", "eval_frequency", "eval_episodes", "info_keywords", *TOGETHER,
+        "seed",
+        "max_steps",
+        "target_reward",
+        "checkpoints",
+        "weights",
+        "history_checkpoint",
+        "monitor_session",
+        "run_dir",
+        "resume",
+        "save_seconds",
+        "save_memory",
+        "save_frequency",
+        "keep_checkpoints",
+        "log_frequency",
+        "display_precision",
+        "quiet",
+        "env",
+        "vector",
+        "threads",
+        "eval_frequency",
+        "eval_episodes",
+        "info_keywords",
+        *TOGETHER,
     }
-)  # fmt: skip
+)
 """Options in which runs of one experiment may differ."""
 
 
@@ -44,7 +66,8 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """Read runs, each once; of several that wrote to one history, the first that is given stands for all.
 
     Args:
-        paths: folders of runs, folders that hold runs (or else folders of several seeds each), or histories (`.parquet`).
+        paths: folders of runs, folders that hold runs (or else folders of several seeds each), or histories
+            (`.parquet`).
         evaluations: read the evaluations of runs instead of their episodes.
 
     Raises:
@@ -69,7 +92,8 @@ def read_run(file: Path) -> dict[str, Any]:
     for part, needed in (("agent", "type"), ("run", "env")):
         if not isinstance(saved.get(part), dict) or not isinstance(saved[part].get(needed), str):
             raise SpecError(
-                f"{str(file)!r} does not describe a run: {part!r} must be an object with a string {needed!r}. Restore the file, or "
+                f"{str(file)!r} does not describe a run: {part!r} must be an object with a string "
+                f"{needed!r}. Restore the file, or "
                 "give another run."
             )
     return saved
@@ -84,7 +108,8 @@ def _places(path: Path) -> list[Path]:
     inside = sorted(path.glob("*/run.json")) or sorted(path.glob("*/*/run.json"))
     if not inside:
         raise SpecError(
-            f"{str(path)!r} is neither a run (a folder with run.json), nor a folder of runs, nor a history (.parquet)."
+            f"{str(path)!r} is neither a run (a folder with run.json), nor a folder of runs, nor a history "
+            "(.parquet)."
         )
     return [file.parent for file in inside]
 
@@ -111,7 +136,8 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
         history = path / EVALUATIONS
         if not history.exists():
             raise SpecError(
-                f"The run {str(path)!r} has no evaluations. Train with --eval-frequency, or plot its episodes."
+                f"The run {str(path)!r} has no evaluations. Train with --eval-frequency, or plot its "
+                "episodes."
             )
     return history, Run(path, env, kind, settings, read_history(history))
 
@@ -131,7 +157,8 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
 
     Args:
         runs: to sort.
-        labels: of each run; none: the agent's name, with the options in which experiments of one environment differ.
+        labels: of each run; none: the agent's name, with the options in which experiments of one environment
+            differ.
 
     Returns:
         Runs by environment and label, in the order given.
@@ -141,7 +168,8 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
     """
     if labels and len(labels) != len(runs):
         raise UsageError(
-            f"agents must name each of the {len(runs)} histories. Received {len(labels)} names: {', '.join(labels)}."
+            f"agents must name each of the {len(runs)} histories. Received {len(labels)} names: "
+            f"{', '.join(labels)}."
         )
     found: dict[str, dict[str, list[Run]]] = {}
     for i, run in enumerate(runs):

@@ -2,12 +2,12 @@
 
 | label | tags | step |
 |---|---|---|
-| `reward` (`rewards`) | `reward`, every `frequency` timesteps; `episode-return`, `episode-length` at each episode's end | timesteps; episodes |
+| `reward` (`rewards`) | `reward` every `frequency` timesteps, `episode-return`, `episode-length` | steps |
 | `loss` (`losses`) | the metrics `loss/...` | updates |
 | `entropy` | `policy/entropy` | updates |
 | `kl-divergence` | `update/kl`, where an algorithm measures it | updates |
 | `update-norm` | `update/grad_norm` | updates |
-| `parameters` | learning rate, exploration and the like: `update/lr`, `explore/...`, `policy/temperature` | updates |
+| `parameters` | learning rate, exploration, ...: `update/lr`, `explore/...`, `policy/temperature` | updates |
 | `action-value` | `value/...` | updates |
 | `distribution` | `policy/std` | updates |
 | `memory` | `memory/...` | updates |
@@ -53,7 +53,8 @@ LABELS = (*METRICS, "reward", "variables", "updates", "graph")
 ALIASES = {"losses": "loss", "rewards": "reward"}
 TYPES = ("scalar", "histogram", "image", "audio", "text")
 MARKER = ".operant"
-"""File in each agent's folder: holds the name that the folder was given, and is locked as long as the agent writes there."""
+"""File in each agent's folder: holds the name that the folder was given, and is locked as long as the
+agent writes there."""
 _SIZES = np.geomspace(1e-12, 1e20, 774)
 EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
 """Edges of histograms' bins, as TensorFlow has them: numbers of all sizes."""
@@ -81,14 +82,20 @@ class SummarizerConfig(Config):
             yield "summarizer must say the directory: summarizer=dict(directory='data/summaries')."
         given = () if self.labels == "all" else self.labels
         if isinstance(given, str) or not all(isinstance(label, str) for label in given):
-            yield f"labels must be 'all' or a list of labels ({', '.join(LABELS)}). Received: labels={self.labels!r}."
+            yield (
+                f"labels must be 'all' or a list of labels ({', '.join(LABELS)}). Received: "
+                f"labels={self.labels!r}."
+            )
             return
         for label in given:
             if label not in LABELS and label not in ALIASES:
                 yield f"There is no summary label {label!r}.{suggest(label, (*LABELS, *ALIASES))}"
         for name, spec in (self.custom or {}).items():
             if not isinstance(spec, Mapping) or spec.get("type", "scalar") not in TYPES:
-                yield f"The custom summary {name!r} must be a dict with type {', '.join(TYPES)}. Received: {spec!r}."
+                yield (
+                    f"The custom summary {name!r} must be a dict with type {', '.join(TYPES)}. Received: "
+                    f"{spec!r}."
+                )
 
     @property
     def chosen(self) -> frozenset[str]:
@@ -199,8 +206,8 @@ class Summarizer:
 
         Args:
             name: one of `custom`.
-            value: a number; an array of numbers (histogram); an image `[height, width, channels]` or several with a leading
-                axis, uint8 or 0 to 1; a sound `[samples]` from -1 to 1; a text.
+            value: a number; an array of numbers (histogram); an image `[height, width, channels]` or several
+                with a leading axis, uint8 or 0 to 1; a sound `[samples]` from -1 to 1; a text.
             step: the step to write it at; None: the timesteps so far.
 
         Raises:
@@ -288,7 +295,10 @@ def _new_folder(path: Path) -> Path:
 
 
 def _claim(folder: Path) -> Callable[[], None]:
-    """Mark a folder as that of an agent that writes there; return a function that says that it no longer does."""
+    """Mark a folder as that of an agent that writes there.
+
+    Return a function that says that it no longer does.
+    """
     marker = folder / MARKER
     marker.touch(exist_ok=False)
     held = contextlib.ExitStack()

@@ -12,8 +12,10 @@ class TensorBoard:
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
     Args:
-        directory: where the event files go; made if missing. View them with ``tensorboard --logdir DIRECTORY``.
-        resume_at_step: hides what an earlier process wrote beyond this step, which a resumed run writes again.
+        directory: where the event files go; made if missing. View them with
+            ``tensorboard --logdir DIRECTORY``.
+        resume_at_step: hides what an earlier process wrote beyond this step, which a resumed run writes
+            again.
 
     Raises:
         OSError: the first event cannot be written.

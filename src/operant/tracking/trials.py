@@ -1,4 +1,6 @@
-"""Pictures of a study: how its trials went, which parameters mattered, and all trials as lines over their parameters."""
+"""Pictures of a study: how its trials went, which parameters mattered, and all trials as lines over their
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,10 @@ def importances(shares: Mapping[str, float], complete: int, out: str | Path, tit
             text, (value, i), (5, 0), textcoords="offset points", va="center", fontsize=9.5, color=INK
         )
     best = -(-complete // 10)
-    note = f"PED-ANOVA: the best {best} of {complete} complete trials against all{'' if best >= ENOUGH else ', too few to say much'}"
+    note = (
+        f"PED-ANOVA: the best {best} of {complete} complete trials against "
+        f"all{'' if best >= ENOUGH else ', too few to say much'}"
+    )
     finish(ax, title, "importance", "", legend="best", note=note, numbers="x")
     ax.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     ax.set_xlim(0, max(values, default=1.0) * 1.12 or 1.0)
@@ -96,7 +101,9 @@ def importances(shares: Mapping[str, float], complete: int, out: str | Path, tit
 
 
 def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | Path, title: str = "") -> Path:
-    """Draw each complete trial as a line over one axis per parameter, coloured by its value; the best are on top.
+    """Draw each complete trial as a line over one axis per parameter, coloured by its value.
+
+    The best are on top.
 
     Args:
         trials: complete ones.

@@ -18,11 +18,11 @@ HOST = "api.wandb.ai"
 class WandB:
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
-    W&B ignores records of steps before the last that it has: steps that a run repeats, because it continues from an earlier
-    checkpoint, stay there as they were first logged.
+    W&B ignores records of steps before the last that it has: steps that a run repeats, because it continues
+    from an earlier checkpoint, stay there as they were first logged.
 
-    Offline (files under `directory`, for ``wandb sync``) if ``WANDB_MODE`` says so, or if no key is known: a run must not
-    wait for someone to log in.
+    Offline (files under `directory`, for ``wandb sync``) if ``WANDB_MODE`` says so, or if no key is known: a
+    run must not wait for someone to log in.
 
     Args:
         session: name of the run.

@@ -42,5 +42,8 @@ def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
 
 
 def none_refuses(answers: Iterable[Any]) -> bool:
-    """Tell whether the run goes on: whether none of the answers is False. Any other answer, such as None, is no veto."""
+    """Tell whether the run goes on: whether none of the answers is False.
+
+    Any other answer, such as None, is no veto.
+    """
     return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)

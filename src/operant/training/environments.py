@@ -55,9 +55,11 @@ def make_environments(
 
     Args:
         run: its options.
-        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native one.
+        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native
+            one.
         count: how many of what was given, if that does not say so itself.
-        stored: whether the options are those of a stored run, which was accepted earlier: options without effect are let pass.
+        stored: whether the options are those of a stored run, which was accepted earlier: options without
+            effect are let pass.
 
     Raises:
         OperantError: they cannot be made, or not with these options.
@@ -65,7 +67,8 @@ def make_environments(
     made = _made(run, given, count)
     if made.native is not None and run.vector != default(RunConfig, "vector") and not stored:
         raise SpecError(
-            f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with {run.env!r}, which is "
+            f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with "
+            f"{run.env!r}, which is "
             "compiled with the agent. Leave it out."
         )
     # A vector of operant's own has its own rules, and is left as it is.
@@ -90,7 +93,8 @@ def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
     arguments = plain(run.env_kwargs or {})
     if arguments and given is not None and not isinstance(given, type):
         raise SpecError(
-            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that are made already. "
+            f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that "
+            "are made already. "
             "Give it where they are made: gymnasium.make(id, **env_kwargs)."
         )
     native = given if is_native(given) else catalog.native(run.env, **arguments) if given is None else None
@@ -151,5 +155,7 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
 
 
 def evaluation_count(run: RunConfig) -> int:
-    """Return how many environments evaluate by default: as many as train, but no more than there are episodes."""
+    """Return how many environments evaluate by default: as many as train, but no more than there are
+    episodes.
+    """
     return min(run.eval_episodes, run.n_envs)

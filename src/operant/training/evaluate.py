@@ -54,7 +54,8 @@ class Evaluator:
             episodes: how many.
             seed: root of the environments' seeds and of exploration.
             explore: draw actions as in training; otherwise take the best.
-            max_steps: environment steps after which no more are taken; episodes that are open then do not count.
+            max_steps: environment steps after which no more are taken; episodes that are open then do not
+                count.
             stop: looked at before each step; True: no more are taken.
 
         Raises:
@@ -126,12 +127,13 @@ def run_episodes(
 ) -> list[EpisodeResult]:
     """Run episodes and return them in the order in which they ended.
 
-    Every environment runs its share of the episodes; if they do not divide evenly, the first environments run one more. Taking
-    whichever episodes end first would favour short ones. If an environment is lost, its episode does not count; another is run.
+    Every environment runs its share of the episodes; if they do not divide evenly, the first environments run
+    one more. Taking whichever episodes end first would favour short ones. If an environment is lost, its
+    episode does not count; another is run.
 
     Args:
-        choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions and the next
-            recurrent state.
+        choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions
+            and the next recurrent state.
         carry: recurrent state to begin with.
         env: environments; reset here.
         episodes: how many.

@@ -23,10 +23,12 @@ def tracker(
     again: bool = False,
     base: Path | None = None,
 ) -> LoggerGroup:
-    """Return what a run writes: history, metrics, event files, console; without a folder only what its options name.
+    """Return what a run writes: history, metrics, event files, console.
 
-    If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options are relative to
-    `base`; None: to the working directory.
+    Without a folder only what its options name.
+
+    If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options
+    are relative to `base`; None: to the working directory.
     """
     resume = training.step if again or training.driver.step else None
     history = located(run, base).history_checkpoint or (
@@ -61,7 +63,10 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
 def monitored(
     directory: Path | None, run: RunConfig, training: TrainingLoop, base: Path | None = None
 ) -> WandB:
-    """Return the Weights & Biases sink of a run; a later part continues the same W&B run, whose id the folder holds, or else the progress."""
+    """Return the Weights & Biases sink of a run.
+
+    A later part continues the same W&B run, whose id the folder holds, or else the progress.
+    """
     file = None if directory is None else directory / "wandb" / "id"
     known = training.progress.monitored
     if file is not None:

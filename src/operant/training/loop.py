@@ -1,4 +1,7 @@
-"""The training loop: one for both drivers. It decides when to log, save and stop; it knows no tracker and no terminal."""
+"""The training loop: one for both drivers.
+
+It decides when to log, save and stop; it knows no tracker and no terminal.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ class Driver(Protocol):
 
     @property
     def learnt(self) -> TrainState:
-        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the device."""
+        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the
+        device.
+        """
         ...
 
     unreported: Sequence[EpisodeResult]
@@ -144,11 +149,13 @@ class TrainingLoop:
         specification: the agent's, for the header of checkpoints.
         sinks: where records go.
         directory: folder of the run's checkpoints; None: none are written.
-        on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a run with evaluations, when
-            one of these is.
+        on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
+            run with evaluations, when one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
-        agree: turns seconds and a flag of this process into those that hold for all processes of the run; None: there is one.
-        progress: how far an earlier part of the run came, which this one continues and updates; None: there was none.
+        agree: turns seconds and a flag of this process into those that hold for all processes of the run;
+            None: there is one.
+        progress: how far an earlier part of the run came, which this one continues and updates; None: there
+            was none.
     """
 
     def __init__(
@@ -175,13 +182,20 @@ class TrainingLoop:
         self._agree = agree
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
-        """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it ended."""
+        """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it
+        ended."""
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with every report, which it may add to and change before the sinks take it; the run ends if it returns False."""
+        """Called with every report, which it may add to and change before the sinks take it.
+
+        The run ends if it returns False.
+        """
         self.ended: str | None = None
-        """How the run, or the part of it that is continued, ended; None while it goes on, and if its process died."""
+        """How the run, or the part of it that is continued, ended.
+
+        None while it goes on, and if its process died.
+        """
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
@@ -204,7 +218,10 @@ class TrainingLoop:
 
     @property
     def own_steps(self) -> int | None:
-        """Most environment steps that the agent itself may take, without those of a continued history; None: no limit."""
+        """Most environment steps that the agent itself may take, without those of a continued history.
+
+        None: no limit.
+        """
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
@@ -212,7 +229,8 @@ class TrainingLoop:
 
         Args:
             saved: the checkpoint.
-            changed: numeric options of updates whose values are from here on those of this run, not the checkpoint's.
+            changed: numeric options of updates whose values are from here on those of this run, not the
+                checkpoint's.
 
         Raises:
             CheckpointError: it does not fit.
@@ -241,8 +259,9 @@ class TrainingLoop:
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
 
-        What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the last
-        checkpoint, which the resumed run drops and writes again; the other way round their episodes would be lost.
+        What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the
+        last checkpoint, which the resumed run drops and writes again; the other way round their episodes
+        would be lost.
         """
         if self.directory is None and self._agree is None:
             return None
@@ -277,7 +296,8 @@ class TrainingLoop:
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
-        If an environment, a callback or anything else fails, what was learnt before is saved too, and then the error is raised.
+        If an environment, a callback or anything else fails, what was learnt before is saved too, and then
+        the error is raised.
 
         Raises:
             OperantError: an environment failed.
@@ -291,7 +311,9 @@ class TrainingLoop:
             raise
 
     def fail(self, unreported: Sequence[EpisodeResult]) -> None:
-        """Save what there is when something has failed, with the given episodes: learnt from, and not reported yet."""
+        """Save what there is when something has failed, with the given episodes: learnt from, and not
+        reported yet.
+        """
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
         # The first error is the one to raise; and a report that fails must not cost the checkpoint.
@@ -349,7 +371,9 @@ class TrainingLoop:
         return blocks
 
     def take(self, finished: list[EpisodeResult]) -> str | None:
-        """Account for the episodes that ended in those blocks, log and save when due, and return why the run ends, if it does."""
+        """Account for the episodes that ended in those blocks, log and save when due, and return why the
+        run ends, if it does.
+        """
         self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
@@ -389,17 +413,25 @@ class TrainingLoop:
         return self.step // every > self._saved_step // every
 
     def _set_pace(self) -> None:
-        """Bound the next call of the driver by how long the last one took. What is learnt does not depend on it."""
+        """Bound the next call of the driver by how long the last one took.
+
+        What is learnt does not depend on it.
+        """
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for writing files that are not the last of a run: training survives a full disk."""
+        """Return a context for writing files that are not the last of a run: training survives a full
+        disk.
+        """
         return durable.outliving(f"No checkpoint at step {self.step}")
 
     @property
     def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too; if not, only the end of this part is near."""
+        """Whether a run in one part would look at its progress here, too.
+
+        If not, only the end of this part is near.
+        """
         return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
@@ -419,7 +451,10 @@ class TrainingLoop:
         return found
 
     def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
-        """Evaluate the policy after the last evaluation, and keep one that is better than ever; return what is to be reported."""
+        """Evaluate the policy after the last evaluation, and keep one that is better than ever.
+
+        Return what is to be reported.
+        """
         step, found = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
         if finished is not None:
@@ -468,13 +503,17 @@ class TrainingLoop:
             after = "begins anew: there is no other" if newest is None else f"goes on from {shown(newest)!r}"
             raise OSError(
                 error.errno or errno.EIO,
-                f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written to "
+                f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written "
+                "to "
                 f"{shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
         return self._outcome(reason)
 
     def keep_unjudged(self) -> None:
-        """Write the weights of a run that is over, and in which `on_best` could never be called; say what became of the files."""
+        """Write the weights of a run that is over, and in which `on_best` could never be called.
+
+        Say what became of the files.
+        """
         evaluated = self.progress.evaluated.best_reward is not None
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
@@ -484,7 +523,9 @@ class TrainingLoop:
                 self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
 
     def _time(self) -> float:
-        """Return the time of a clock that is stopped during evaluations, including those of runs beside this one."""
+        """Return the time of a clock that is stopped during evaluations, including those of runs beside
+        this one.
+        """
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
     def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
@@ -508,7 +549,9 @@ class TrainingLoop:
             self.sinks.episodes(episodes)
 
     def _log(self, found: dict[str, float]) -> None:
-        """Report what was found, the metrics and the last episodes: to the callback first, then to the sinks."""
+        """Report what was found, the metrics and the last episodes: to the callback first, then to the
+        sinks.
+        """
         record = self._record(found)
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile():
@@ -551,7 +594,10 @@ class TrainingLoop:
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Lower the learning rate on plateaus, or stop; only where a run in one part would, so that a run in several parts learns the same."""
+        """Lower the learning rate on plateaus, or stop.
+
+        Only where a run in one part would, so that a run in several parts learns the same.
+        """
         for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"

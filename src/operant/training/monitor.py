@@ -11,10 +11,13 @@ Verdict: TypeAlias = Literal["reduce", "stop"]
 
 
 class Monitor:
-    """Counts checks without improvement of the best rolling mean; a check is due every `reward_buffer_size` episodes.
+    """Counts checks without improvement of the best rolling mean.
 
-    After `plateau_reduce_patience` of them the learning rate is to be lowered; after `early_stop_patience` reductions
-    without an improvement between them, training is to stop. Active from `divergence_monitoring_steps` on.
+    A check is due every `reward_buffer_size` episodes.
+
+    After `plateau_reduce_patience` of them the learning rate is to be lowered; after `early_stop_patience`
+    reductions without an improvement between them, training is to stop. Active from
+    `divergence_monitoring_steps` on.
     """
 
     def __init__(self, run: RunConfig) -> None:

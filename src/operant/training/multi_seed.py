@@ -54,9 +54,9 @@ class MultiSeedResult(NamedTuple):
 def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) -> MultiSeedResult:
     """Train as planned under a number of successive seeds.
 
-    On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with its seed, on accelerators
-    up to the rounding of sums. On others they run one after the other. Each writes a folder of its own, which can be
-    resumed, loaded, played and plotted like that of any run.
+    On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with
+    its seed, on accelerators up to the rounding of sums. On others they run one after the other. Each writes
+    a folder of its own, which can be resumed, loaded, played and plotted like that of any run.
 
     Args:
         plan: what to train, and on what; its seed is the first.
@@ -72,7 +72,8 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
             raise UsageError(
-                f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. Leave one of them out."
+                f"{name} is for a single run. Received: {name}={getattr(run, name)!r}, n_seeds={n_seeds}. "
+                "Leave one of them out."
             )
     expect_evaluations(run)
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
@@ -168,8 +169,10 @@ def _together(
             trainings.append(training)
         display = LoggerGroup([_display(runs[0], len(runs))])
         display.message(
-            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} environment{'s' if runs[0].n_envs > 1 else ''} each, "
-            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs {Path(given[0].run_dir or '').parent}"
+            f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} "
+            f"environment{'s' if runs[0].n_envs > 1 else ''} each, "
+            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs "
+            f"{Path(given[0].run_dir or '').parent}"
         )
         for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
@@ -242,7 +245,10 @@ def _loop(
 
 
 def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
-    """Sum up how far all runs are; those that have ended may still be stepped with the others, but count as of their end."""
+    """Sum up how far all runs are.
+
+    Those that have ended may still be stepped with the others, but count as of their end.
+    """
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:

@@ -24,7 +24,10 @@ class EvaluationScores(NamedTuple):
     """Environment steps of training at the best one."""
 
     def next(self, step: int, mean: float) -> EvaluationScores:
-        """Return this record with one more evaluation, at a step; among equal means the first stays the best."""
+        """Return this record with one more evaluation, at a step.
+
+        Among equal means the first stays the best.
+        """
         if self.best_reward is None or mean > self.best_reward:
             return EvaluationScores(step, mean, mean, step)
         return self._replace(step=step, mean_reward=mean)
@@ -54,7 +57,9 @@ class Progress:
         """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
 
     def begin_at(self, origin: Origin) -> None:
-        """Continue counting from the end of an earlier history, its last episode; called before the run begins.
+        """Continue counting from the end of an earlier history, its last episode.
+
+        Called before the run begins.
 
         Steps, time, episodes and the best reward continue. The rolling mean begins anew.
         """

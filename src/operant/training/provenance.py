@@ -1,4 +1,7 @@
-"""What a run was made with: versions, machine, files, and the state of the user's own code. Nothing here fails or waits."""
+"""What a run was made with: versions, machine, files, and the state of the user's own code.
+
+Nothing here fails or waits.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,8 @@ def digest(path: str | Path) -> str:
 def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
     """Return commit, branch and whether tracked files have changes that are not committed.
 
-    None if git or a repository with a commit is missing, or gives no answer in time. The branch is None if none is checked out;
-    `changes` is None if looking for them takes too long.
+    None if git or a repository with a commit is missing, or gives no answer in time. The branch is None if
+    none is checked out; `changes` is None if looking for them takes too long.
     """
     found = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     lines = [] if found is None else found.split()
@@ -76,7 +79,10 @@ def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
 
 
 def _git(directory: str | Path, *arguments: str) -> str | None:
-    """Return what git answers, or None. It takes no locks; filters that the repository's own configuration names may run."""
+    """Return what git answers, or None.
+
+    It takes no locks; filters that the repository's own configuration names may run.
+    """
     try:
         result = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

@@ -101,8 +101,8 @@ def replay(
 ) -> Reproduction:
     """Repeat a run from its recorded options and seed, and compare.
 
-    This compares everything that its newest checkpoint holds (parameters, optimizer, memory, JAX-native environments,
-    counters), and its history up to there, except for times.
+    This compares everything that its newest checkpoint holds (parameters, optimizer, memory, JAX-native
+    environments, counters), and its history up to there, except for times.
 
     Args:
         directory: folder of the run.
@@ -122,7 +122,8 @@ def replay(
     for name, given, then in named:
         if given and given != then:
             raise SpecError(
-                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. Leave it out."
+                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. "
+                "Leave it out."
             )
     base = working_directory()  # environments may change the working directory
     with contextlib.ExitStack() as stack:
@@ -172,7 +173,8 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
         yield "it was ended by an environment that failed, in the middle of a step."
     if data.get("together") is not None:
         yield (
-            f"it was trained at once with other seeds ({data['together']} in all), and one program for many adds up in "
+            f"it was trained at once with other seeds ({data['together']} in all), and one program for many "
+            "adds up in "
             "another order than one for a single run."
         )
     if data.get("loaded") is not None:
@@ -184,12 +186,21 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             "Only runs in JAX-native environments continue exactly."
         )
     if anew := [part["step"] for part in parts if part.get("memory") == "anew"]:
-        yield f"it was resumed at step {anew[0]} with an empty replay memory, which its checkpoints leave out (--no-save-memory)."
+        yield (
+            f"it was resumed at step {anew[0]} with an empty replay memory, which its checkpoints leave "
+            "out (--no-save-memory)."
+        )
     if changed := [part for part in parts if part.get("options")]:
-        yield f"it was resumed at step {changed[0]['step']} with other options: {', '.join(changed[0]['options'])}."
+        yield (
+            f"it was resumed at step {changed[0]['step']} with other options: "
+            f"{', '.join(changed[0]['options'])}."
+        )
     began = data["run"].get("n_devices")
     if moved := [part["step"] for part in parts if part.get("n_devices", began) != began]:
-        yield f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in another order."
+        yield (
+            f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in "
+            "another order."
+        )
     kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts) if "machine" in part))
     if len(kinds) > 1:
         yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
@@ -232,7 +243,8 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
         try:
             sinks.message(
-                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed {run.seed}, up to step {aim}"
+                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed "
+                f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
                 raise KeyboardInterrupt  # nothing can be said then
@@ -291,13 +303,19 @@ def _remedy() -> str:
 
     if provenance.machine().get("deterministic", True):
         return ""
-    return f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in its replay."
+    return (
+        f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in "
+        "its replay."
+    )
 
 
 def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
-    """Return the rows of a history that the run wrote up to a step, at most `most`; None if there is no history.
+    """Return the rows of a history that the run wrote up to a step, at most `most`.
 
-    Further rows are those of a run that continued the history from its last episode, which ended before the checkpoint.
+    None if there is no history.
+
+    Further rows are those of a run that continued the history from its last episode, which ended before the
+    checkpoint.
     """
     import numpy as np
 
@@ -334,7 +352,9 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 
 
 def _changes(data: dict[str, Any], base: Path) -> list[str]:
-    """Return which versions, machine and commit (of the code in the folder `base`) were different when the run was made."""
+    """Return which versions, machine and commit (of the code in the folder `base`) were different when the
+    run was made.
+    """
     from operant.training import provenance
 
     last = (data.get("resumed") or [data])[-1]

@@ -44,7 +44,8 @@ def new_directory(run: RunConfig, agent: str) -> Path:
         if directory.exists() and not (directory.is_dir() and _is_free(directory)):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={shown(run.run_dir)!r}. "
-                "Give another one, or continue that run: operant train --resume, or load() of a class without run_dir."
+                "Give another one, or continue that run: operant train --resume, or load() of a class "
+                "without run_dir."
             )
         return directory
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -60,7 +61,9 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run and claim it at once, so that no other process does; it is removed afterwards if nothing was written.
+    """Choose the folder of a run and claim it at once, so that no other process does.
+
+    It is removed afterwards if nothing was written.
 
     Raises:
         SpecError: it would be inside a file.
@@ -81,7 +84,9 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 
 def _is_free(directory: Path) -> bool:
-    """Tell whether a folder is empty, except for the claim of a process that died before it wrote what its run is."""
+    """Tell whether a folder is empty, except for the claim of a process that died before it wrote what its
+    run is.
+    """
     paths = list(directory.iterdir())
     left = all(
         _is_free(path) if path.is_dir() else path.name == CLAIM or path.name.startswith(durable.TEMPORARY)
@@ -91,7 +96,10 @@ def _is_free(directory: Path) -> bool:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Tell whether no process holds a folder; False if the file system has no locks, since this is not known then."""
+    """Tell whether no process holds a folder.
+
+    False if the file system has no locks, since this is not known then.
+    """
     try:
         os.close(durable.hold(directory.resolve()))
     except OSError:
@@ -182,7 +190,8 @@ class RunEntry(NamedTuple):
 
 
 def runs_in(place: str | Path) -> list[RunEntry]:
-    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the oldest first.
+    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the
+    oldest first.
 
     Whatever is not a run, or cannot be read, is left out.
     """
@@ -203,7 +212,10 @@ def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]
 
 
 def runs_within(directory: str | Path) -> str:
-    """Return what to do about a folder that is no run but holds some, such as that of several seeds; else an empty text."""
+    """Return what to do about a folder that is no run but holds some, such as that of several seeds.
+
+    Else an empty text.
+    """
     runs = runs_in(directory)
     return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
 
@@ -254,7 +266,8 @@ def describe(
         given: whether the environments are objects that cannot be made again from an id.
         fits: in how many parts (calls of `fit`) one program has trained it.
         loaded: checkpoint from elsewhere that it continues from.
-        origin: where the history that it continues ended, and so it began; None: it did not begin with a new agent.
+        origin: where the history that it continues ended, and so it began; None: it did not begin with a new
+            agent.
     """
     data = {
         "agent": agent,
@@ -283,7 +296,9 @@ def describe_resume(
     options: Mapping[str, Any],
     base: Path | None = None,
 ) -> None:
-    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options changed."""
+    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options
+    changed.
+    """
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,

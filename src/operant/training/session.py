@@ -1,4 +1,6 @@
-"""An algorithm joined to its environments, ready to train: what the command line and the algorithm classes both build."""
+"""An algorithm joined to its environments, ready to train: what the command line and the algorithm classes
+both build.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class ExperimentSetup:
 def threads_together(
     definition: AgentSpec, environments: Environments, run: RunConfig, runs: int
 ) -> int | None:
-    """Return with how many threads of XLA each of that many runs at once must go on, to compute the same numbers; None: as by itself."""
+    """Return with how many threads of XLA each of that many runs at once must go on, to compute the same
+    numbers; None: as by itself.
+    """
     shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
     product = definition.limited(environments.limit).product(run.n_envs)
     if run.threads is not None or product <= runtime.SAME_PRODUCT:
@@ -168,7 +172,9 @@ class WeightFiles:
                 )
 
     def save(self, train: TrainState, judged: bool = True) -> None:
-        """Write the variables of a better policy than before, or (not `judged`) of one that was never judged."""
+        """Write the variables of a better policy than before, or (not `judged`) of one that was never
+        judged.
+        """
         from operant import checkpoint
 
         weights = self.algorithm.weights(train.state)
@@ -178,7 +184,9 @@ class WeightFiles:
             checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: TrainState) -> str | None:
-        """Write the variables of a run that ended before anything judged its policy; never over others that may be better.
+        """Write the variables of a run that ended before anything judged its policy.
+
+        Never over others that may be better.
 
         Returns:
             What became of the files; None if none were asked for.
@@ -201,10 +209,12 @@ class WeightFiles:
 
 
 def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
-    """Return the definition with the networks that weights belong to, in place of those that were left at their defaults.
+    """Return the definition with the networks that weights belong to, in place of those that were left at
+    their defaults.
 
-    Each file determines the network of its own model: files may be from different runs, and a policy's alone says nothing of
-    the baseline. Weights of another agent change nothing, nor do those of versions that did not note their networks.
+    Each file determines the network of its own model: files may be from different runs, and a policy's alone
+    says nothing of the baseline. Weights of another agent change nothing, nor do those of versions that did
+    not note their networks.
 
     Raises:
         CheckpointError: one cannot be read.
@@ -232,7 +242,10 @@ def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
 
 
 def _networks_of(model: str, names: Iterable[str]) -> set[str]:
-    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`; if no name matches, all."""
+    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`.
+
+    If no name matches, all.
+    """
     return {name for name in names if model.startswith(name.removesuffix("_model"))} or {*names}
 
 
@@ -247,14 +260,17 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
             weights[name] = checkpoint.load(path, weights[name])[0]
         except MismatchError as error:
             raise MismatchError(
-                f"{error}\nThe weights belong to another network: give the one of their training (model=, on the command line --model, "
+                f"{error}\nThe weights belong to another network: give the one of their training (model=, "
+                "on the command line --model, "
                 "--actor-model or --critic-model), and normalize_observations and preprocess if it had them."
             ) from None
     return algorithm.with_weights(state, weights)
 
 
 def _expect_places(paths: Sequence[str]) -> None:
-    """Refuse paths to which weights cannot be written, before training: they are first written in the middle of it."""
+    """Refuse paths to which weights cannot be written, before training: they are first written in the
+    middle of it.
+    """
     from operant import checkpoint
 
     for i, given in enumerate(paths):
@@ -295,7 +311,8 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
         if (run / "run.json").is_file():
             place = quoted(shown(run))
             raise SpecError(
-                f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run {shown(run)!r}. "
+                f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run "
+                f"{shown(run)!r}. "
                 f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."
             )
     _one_for_each(models, "weights", paths)
@@ -312,5 +329,6 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:
     if len(paths) != len(models):
         raise SpecError(
-            f"{name} must be {len(models)} path(s), one for each model ({', '.join(models)}). Received: {len(paths)}."
+            f"{name} must be {len(models)} path(s), one for each model ({', '.join(models)}). Received: "
+            f"{len(paths)}."
         )

@@ -9,14 +9,17 @@ from typing import Any
 
 
 class _SignalFlags:
-    """Whether a Ctrl-C came that nobody has handled yet, and by which signal the process was asked to terminate."""
+    """Whether a Ctrl-C came that nobody has handled yet, and by which signal the process was asked to
+    terminate.
+    """
 
     now = False
     terminate: int | None = None
 
 
 def notice() -> None:
-    """Remember a Ctrl-C whose exception may get lost: other packages discard what is raised within their callbacks.
+    """Remember a Ctrl-C whose exception may get lost: other packages discard what is raised within their
+    callbacks.
 
     `orderly` acts on it. To be called by a program, as it begins.
     """
@@ -30,17 +33,21 @@ def notice() -> None:
 
 
 def terminations() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask the process to terminate: that of a closed terminal, too, unless it is ignored (`nohup`)."""
+    """Return the signals that ask the process to terminate: that of a closed terminal, too, unless it is
+    ignored (`nohup`).
+    """
     found = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
     return tuple(s for s in found if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None = None) -> Iterator[None]:
-    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`; a Ctrl-C after it ends at once.
+    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`.
 
-    An exception in the middle of a compiled call would lose donated arrays; in the middle of a write it could leave a file
-    locked. Outside of the main thread nothing changes: its owner handles signals.
+    A Ctrl-C after it ends at once.
+
+    An exception in the middle of a compiled call would lose donated arrays; in the middle of a write it could
+    leave a file locked. Outside of the main thread nothing changes: its owner handles signals.
 
     Args:
         stop: called without arguments.
@@ -75,7 +82,8 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
 
 @contextlib.contextmanager
 def terminating() -> Iterator[None]:
-    """End the program after what is inside, if that came to an orderly end because the process was asked to terminate.
+    """End the program after what is inside, if that came to an orderly end because the process was asked to
+    terminate.
 
     Raises:
         SystemExit: it was; the status is that of a process that the signal ends.
@@ -91,7 +99,8 @@ def terminating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable(stop: Callable[[], None]) -> Iterator[None]:
-    """Turn a request to terminate inside, if nobody handles it yet, into a call of `stop`, and end the program afterwards; not Ctrl-C.
+    """Turn a request to terminate inside, if nobody handles it yet, into a call of `stop`, and end the
+    program afterwards; not Ctrl-C.
 
     Raises:
         SystemExit: as `terminating`.
@@ -108,7 +117,8 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
 def held() -> Iterator[None]:
     """Let a Ctrl-C inside wait for the end; a second one ends at once.
 
-    For a compiled call that consumes its arguments, up to the assignment of its results: in between, the state exists nowhere.
+    For a compiled call that consumes its arguments, up to the assignment of its results: in between, the
+    state exists nowhere.
     """
     waiting: list[bool] = []
     try:

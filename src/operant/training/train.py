@@ -40,11 +40,21 @@ from operant.training.session import ExperimentSetup, fitting
 
 RESUMABLE = frozenset(
     {
-        "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds", "save_memory", "save_frequency",
-        "keep_checkpoints", "resume",
-        "eval_frequency", "eval_episodes", *TOGETHER,
+        "max_steps",
+        "target_reward",
+        "quiet",
+        "log_frequency",
+        "display_precision",
+        "save_seconds",
+        "save_memory",
+        "save_frequency",
+        "keep_checkpoints",
+        "resume",
+        "eval_frequency",
+        "eval_episodes",
+        *TOGETHER,
     }
-)  # fmt: skip
+)
 """Options of a run that may change when it is resumed; the others define the run."""
 
 
@@ -66,7 +76,8 @@ class TrainingResult(NamedTuple):
     outcome: Any
     """`operant.training.loop.Outcome`."""
     directory: Path
-    """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, `events/`."""
+    """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`,
+    `events/`."""
 
 
 def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
@@ -80,7 +91,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     file = directory / "run.json"
     if not file.is_file():
         raise SpecError(
-            f"There is no run to resume in {str(directory)!r}: {file.name} is missing.{runs_within(directory)}"
+            f"There is no run to resume in {str(directory)!r}: {file.name} is "
+            f"missing.{runs_within(directory)}"
         )
     saved = read_run(file)
     changed = [part.get("options", {}) for part in saved.get("resumed", [])]
@@ -94,19 +106,23 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
     for name in refused + [n for n, v in own.items() if n not in numbers and agent.get(n, ...) != v]:
         raise SpecError(
-            f"{name} cannot change when a run is resumed. May change: {', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
+            f"{name} cannot change when a run is resumed. May change: "
+            f"{', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
             "that updates use, such as lr. Begin a new run from its weights instead: --weights."
         )
     if saved.get("given"):
         raise SpecError(
-            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot be made again "
-            f"from {saved['run']['env']!r}. Go on with its agent in that program: Agent.load(directory={str(directory)!r})."
+            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot "
+            "be made again "
+            f"from {saved['run']['env']!r}. Go on with its agent in that program: "
+            f"Agent.load(directory={str(directory)!r})."
         )
     last = saved.get("resumed", [{}])[-1]
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
     games = saved.get("preprocessed", saved["run"].get("preprocess", False))
-    # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on unclipped rewards.
+    # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on
+    # unclipped rewards.
     before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
     stored = with_effect(saved["run"], bool(games))
     run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
@@ -120,7 +136,9 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
 
 
 def _changeable(agent: Mapping[str, Any]) -> list[str]:
-    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and that have an effect."""
+    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and
+    that have an effect.
+    """
     cls = config_class(agent["type"])
     known = options(cls)
     idle = [n for n, meta in known.items() if meta.needs is not None and not effective(meta.needs, agent)]
@@ -141,7 +159,8 @@ def finished(plan: ExperimentConfig) -> bool:
 def _reached(directory: Path, limit: int) -> int:
     """Return the step of the checkpoint that a run continues from; 0 if it has none.
 
-    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has been read.
+    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has
+    been read.
     """
     place = directory / "checkpoints"
     with warnings.catch_warnings():
@@ -164,7 +183,8 @@ def _step(header: dict[str, Any] | None) -> int:
 def train(plan: ExperimentConfig, command: str | None = None, base: Path | None = None) -> TrainingResult:
     """Train as planned.
 
-    Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing behind.
+    Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing
+    behind.
 
     Args:
         plan: what to train, and on what.
@@ -211,7 +231,8 @@ def _train(
     command: str | None,
 ) -> TrainingResult:
     """Train in a folder; paths are relative to `base`, and `first` says whether this process writes."""
-    # Paths are shown and stored as given, and used as absolute ones: environments may change the working directory.
+    # Paths are shown and stored as given, and used as absolute ones: environments may change the working
+    # directory.
     place, given = directory, run
     directory, run = base / directory, located(run, base)
     origin = history_origin(run) if plan.resume is None else Origin()
@@ -259,11 +280,13 @@ def _train(
                 )
             if begins_anew:
                 sinks.message(
-                    f"The run's history is not there, and begins anew: its {training.progress.score.episodes} games so far are in no row"
+                    "The run's history is not there, and begins anew: its "
+                    f"{training.progress.score.episodes} games so far are in no row"
                 )
             if origin.step:
                 sinks.message(
-                    f"Continuing the history {given.history_checkpoint}: {origin.step} steps, {origin.episodes} games"
+                    f"Continuing the history {given.history_checkpoint}: {origin.step} steps, "
+                    f"{origin.episodes} games"
                 )
             with evaluating([training], session.learner):
                 outcome = training.loop()
@@ -366,19 +389,23 @@ def history_origin(run: RunConfig) -> Origin:
         origin = end_of(run.history_checkpoint)
     if run.max_steps is not None and 0 < run.max_steps <= origin.step:
         raise UsageError(
-            f"The history {shown(run.history_checkpoint or '')!r} is continued, and it has {origin.step} steps already. "
+            f"The history {shown(run.history_checkpoint or '')!r} is continued, and it has {origin.step} "
+            "steps already. "
             f"Received: max_steps={run.max_steps}. Give more, which counts them in, or another history."
         )
     return origin
 
 
 def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] = ()) -> bool:
-    """Continue from the newest checkpoint of a run; return False if it was stopped before the first one was written, and so begins anew.
+    """Continue from the newest checkpoint of a run.
+
+    Return False if it was stopped before the first one was written, and so begins anew.
 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
     Raises:
-        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does not say where that ended.
+        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does
+            not say where that ended.
     """
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
@@ -390,14 +417,17 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
         origin = read_run(directory / "run.json").get("origin")
         if origin is None:
             raise SpecError(
-                f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, in another folder."
+                f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, "
+                "in another folder."
             )
         training.progress.begin_at(Origin(**origin))
     return newest is not None
 
 
 def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved agent with every field of its schedules: older versions wrote only those that they had."""
+    """Return a saved agent with every field of its schedules: older versions wrote only those that they
+    had.
+    """
     numbers = traced(config_class(agent["type"]))
     return {
         name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
@@ -412,7 +442,8 @@ def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bo
 
 
 def refuse_rows_of_others(training: TrainingLoop) -> None:
-    """Refuse to continue a history that another run has continued since: its rows beyond this run would be dropped.
+    """Refuse to continue a history that another run has continued since: its rows beyond this run would be
+    dropped.
 
     Raises:
         UsageError: it has rows beyond the step where the run stands, which has written all of its own.
@@ -420,13 +451,18 @@ def refuse_rows_of_others(training: TrainingLoop) -> None:
     history = training.run.history_checkpoint
     if history is not None and (reached := end_of(history).step) > training.step:
         raise UsageError(
-            f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step {reached}: another run has "
-            "continued it. Start a new run that continues the history, from this one's weights (--weights), or continue the other run."
+            f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step "
+            f"{reached}: another run has "
+            "continued it. Start a new run that continues the history, from this one's weights (--weights), "
+            "or continue the other run."
         )
 
 
 def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
-    return f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, {environments.how}; seed {run.seed}; run {directory}"
+    return (
+        f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, "
+        f"{environments.how}; seed {run.seed}; run {directory}"
+    )
 
 
 def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
@@ -437,7 +473,10 @@ def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
         names = [p.name for p in measured if (p.agent, p.settings["env"]) == here and not p.control]
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
-            yield f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: operant list presets"
+            yield (
+                f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: "
+                "operant list presets"
+            )
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:

@@ -1,1 +1,3 @@
-"""What tuning is made of: plans and their ranges, the study and its storage, trials in processes, the search."""
+"""What tuning is made of: plans and their ranges, the study and its storage, trials in processes, the
+search.
+"""

@@ -1,4 +1,7 @@
-"""What a study is to do, before anything is built or written. Imports neither JAX nor Optuna: help must come at once."""
+"""What a study is to do, before anything is built or written.
+
+Imports neither JAX nor Optuna: help must come at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ NOT_TUNED = frozenset(
         *PROCESSES,
     }
 )
-"""Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a process."""
+"""Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
+process."""
 OWN_TO_TRIALS = frozenset(
     {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
 )
@@ -95,13 +99,14 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
     Args:
         agent: name of the algorithm, or `module:Name` of a class of your own.
         config: how many trials, of how many steps, stored where.
-        settings: hyperparameters and options of the run (`env`, `n_envs`, ...). A list of several values is searched in the way
-            that the option's search kind says, one value is fixed.
+        settings: hyperparameters and options of the run (`env`, `n_envs`, ...). A list of several values is
+            searched in the way that the option's search kind says, one value is fixed.
 
     Raises:
-        SpecError: an option is unknown, a value or a range not allowed; nothing has been written or started then.
+        SpecError: an option is unknown, a value or a range not allowed; nothing has been written or started
+            then.
 
-    >>> plan("ppo", TuneConfig(n_trials=30), env="CartPole-v1", lr=[1e-5, 1e-2], n_steps=[32, 64, 128]).ranges["lr"].kind
+    >>> plan("ppo", TuneConfig(n_trials=30), env="CartPole-v1", lr=[1e-5, 1e-2]).ranges["lr"].kind
     'log_uniform'
     """
     config = TuneConfig.from_dict({}) if config is None else config
@@ -109,13 +114,15 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
     own = config_class(agent)
     for name in settings.keys() & NOT_TUNED:
         raise SpecError(
-            f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; how long one trains "
+            f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; "
+            "how long one trains "
             "is trial_steps."
         )
     for name in ("checkpoints", "history_checkpoint"):
         if config.trial_seeds > 1 and settings.get(name):
             raise SpecError(
-                f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, trial_seeds={config.trial_seeds}. "
+                f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, "
+                f"trial_seeds={config.trial_seeds}. "
                 "Leave one of them out."
             )
     fixed, ranges = split([RunConfig, own], settings)
@@ -139,7 +146,7 @@ def _allowed(plan: StudyPlan) -> None:
         own, run = plan.settings(edge)
         try:
             RunConfig.from_dict(run)
-            config_class(plan.agent).from_dict({**entry(plan.agent).options, **own})
+            config_class(plan.agent).from_dict({**entry(plan.agent).options, **own}, plan.agent)
         except SpecError as fault:
             faults.append(fault)
     if len(faults) == len(edges):

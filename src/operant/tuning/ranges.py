@@ -82,7 +82,9 @@ def _range(name: str, kind: Search, values: tuple[Any, ...]) -> Range:
 
 
 def corners(ranges: Mapping[str, Range]) -> list[dict[str, Any]]:
-    """Return the settings with the first and with the last value of every range: what is tried before a study begins."""
+    """Return the settings with the first and with the last value of every range: what is tried before a
+    study begins.
+    """
     first = {name: found.values[0] for name, found in ranges.items()}
     last = {name: found.values[-1] for name, found in ranges.items()}
     return [first] if first == last else [first, last]

@@ -1,7 +1,8 @@
 """The search itself: asks Optuna for settings, starts a process for each trial, and keeps the study.
 
-Optuna chooses and stores in this process alone. The processes of trials know neither the study nor its storage: a trial that crashes
-takes nothing with it. Several processes that search, on one machine or many, may share one storage.
+Optuna chooses and stores in this process alone. The processes of trials know neither the study nor its
+storage: a trial that crashes takes nothing with it. Several processes that search, on one machine or many,
+may share one storage.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class StudySearch:
         self._open()
         reclaim(self.study)
         self.say(
-            f"Tuning {self.plan.agent} on {self.plan.run['env']}: study {self.name} in {studies.shown(self.storage)}; "
+            f"Tuning {self.plan.agent} on {self.plan.run['env']}: study {self.name} in "
+            f"{studies.shown(self.storage)}; "
             f"{config.n_trials} trial{'s' if config.n_trials > 1 else ''} of {config.trial_steps} steps"
             + (f" with {config.trial_seeds} seeds" if config.trial_seeds > 1 else "")
             + (f", scored by {config.trial_episodes} episodes" if config.trial_episodes else "")
@@ -77,7 +79,8 @@ class StudySearch:
         )
         if not self.plan.ranges:
             self.say(
-                "Nothing is searched: trials differ by their seeds alone. Give an option several values: --<option> <value> <value>"
+                "Nothing is searched: trials differ by their seeds alone. Give an option several values: "
+                "--<option> <value> <value>"
             )
         while not self.stopped and (self._left or self._running):
             while self._left and len(self._running) < config.n_jobs and not self.stopped:
@@ -93,7 +96,9 @@ class StudySearch:
         return TrialProcess(silent=not self.plan.config.non_silent)
 
     def _try(self) -> None:
-        """Build what trials will train, with the first or the last value of every range, before anything is written."""
+        """Build what trials will train, with the first or the last value of every range, before anything
+        is written.
+        """
         self._spare = self._process()
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
@@ -142,7 +147,9 @@ class StudySearch:
         self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
 
     def _sampler(self, number: int) -> Any:
-        """Return the sampler of one trial: a seed must not draw the same twice in a study that is continued, or shared by several processes."""
+        """Return the sampler of one trial: a seed must not draw the same twice in a study that is
+        continued, or shared by several processes.
+        """
         from optuna.samplers import TPESampler
 
         seed = self.plan.run.get("seed")
@@ -224,7 +231,10 @@ class StudySearch:
         )
 
     def _fail(self, running: _TrialSlot, text: str, trace: str = "") -> None:
-        """Record a trial that failed, and why; one that fails while the study ends may have been ended with it."""
+        """Record a trial that failed, and why.
+
+        One that fails while the study ends may have been ended with it.
+        """
         if self.stopped:
             self._give_up(running)
             return
@@ -273,7 +283,9 @@ def _mark_alive(trial: optuna.Trial) -> None:
 
 
 def reclaim(study: optuna.Study) -> list[int]:
-    """Mark running trials as failed whose process has long been gone, and let their settings be tried again; return their numbers.
+    """Mark running trials as failed whose process has long been gone, and let their settings be tried again.
+
+    Return their numbers.
 
     In studies that operant did not make, trials of others are left alone.
     """
@@ -295,7 +307,10 @@ def reclaim(study: optuna.Study) -> list[int]:
 
 
 def _enqueue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """Queue a trial's settings to be tried first. Done before it is marked as failed, so that a process killed in between loses none."""
+    """Queue a trial's settings to be tried first.
+
+    Done before it is marked as failed, so that a process killed in between loses none.
+    """
     waiting = any(trial.user_attrs.get("again") == number for trial in study.get_trials(deepcopy=False))
     if params and not waiting:
         study.enqueue_trial(params, {"again": number})

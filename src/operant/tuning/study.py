@@ -1,7 +1,8 @@
 """Studies: where they are stored, what they record, and the best settings that they know.
 
-A study's own attributes say what it tunes (`agent`, `env`, `trial_steps`); each trial's say with which settings it trained, so a
-study may go on with other ranges, and its best trial can be trained without the command that made it.
+A study's own attributes say what it tunes (`agent`, `env`, `trial_steps`); each trial's say with which
+settings it trained, so a study may go on with other ranges, and its best trial can be trained without the
+command that made it.
 """
 
 from __future__ import annotations
@@ -139,11 +140,17 @@ def connect(storage: str) -> Any:
             return opened
         except ImportError:
             raise SpecError(
-                f"The storage {shown(storage)!r} needs a database driver that is not installed. For PostgreSQL: "
+                f"The storage {shown(storage)!r} needs a database driver that is not installed. For "
+                "PostgreSQL: "
                 "pip install 'operant[postgresql]'."
             ) from None
-        except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError) as error:  # fmt: skip
-            # Processes that meet at a new database make its tables at the same time; all but one then find them made.
+        except (
+            sqlalchemy.exc.OperationalError,
+            sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.ProgrammingError,
+        ) as error:
+            # Processes that meet at a new database make its tables at the same time; all but one then find
+            # them made.
             known = any(word in str(error).lower() for word in ("already exists", "unique", "locked"))
             if not known or attempt == _ATTEMPTS - 1:
                 raise _unreachable(storage, error) from None
@@ -241,7 +248,8 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
                 check_distribution_compatibility(seen[name], distribution)
         except ValueError:
             raise SpecError(
-                f"{name} was tuned over {_range(seen[name])} in the study {study.study_name!r}, which cannot change to {_range(distribution)}. "
+                f"{name} was tuned over {_range(seen[name])} in the study {study.study_name!r}, which "
+                f"cannot change to {_range(distribution)}. "
                 "Give the same values, or another --study."
             ) from None
 

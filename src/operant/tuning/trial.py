@@ -1,7 +1,8 @@
 """One trial of a study, in a process of its own.
 
-Each is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks and crashes end with it.
-It knows no study: settings come in and rewards go out as JSON over a pipe; the process that tunes keeps the study.
+Each is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks and
+crashes end with it. It knows no study: settings come in and rewards go out as JSON over a pipe; the process
+that tunes keeps the study.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from operant.training.loop import TrainingLoop
 
 REPORTS = 20
-"""How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares like with like."""
+"""How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares
+like with like."""
 TAIL = 2000
 """Characters of a failure that are kept."""
 
@@ -52,7 +54,8 @@ class TrialProcess:
 
     def __init__(self, silent: bool) -> None:
         self.connection, theirs = Pipe()
-        self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115 - lives as long as this
+        # It lives as long as this object.
+        self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115
         path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", self.code, str(theirs.fileno())],

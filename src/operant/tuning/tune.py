@@ -1,4 +1,7 @@
-"""Search hyperparameters: many short runs, each in a process of its own, chosen by Optuna; what `operant tune` runs."""
+"""Search hyperparameters: many short runs, each in a process of its own, chosen by Optuna.
+
+What `operant tune` runs.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ class TuningResult(NamedTuple):
     pruned: int
     failed: int
     given_up: int
-    """Trials that an interruption ended: they are marked as failed, and their settings wait to be tried again."""
+    """Trials that an interruption ended: they are marked as failed, and their settings wait to be tried
+    again."""
     interrupted: bool
     best: BestTrial | None
     """Best trial of the whole study."""
@@ -42,9 +46,10 @@ class TuningResult(NamedTuple):
 def tune(plan: StudyPlan) -> TuningResult:
     """Run the trials of a plan, and then draw the study.
 
-    A plan is tried before anything is written: environments and networks are built, in the process of the first trial. A trial that
-    crashes is marked as failed, with the reason, and the study goes on. Ctrl-C (or a request to terminate) ends the study in order:
-    trials that were running are marked as failed, and their settings wait to be tried first when the study goes on.
+    A plan is tried before anything is written: environments and networks are built, in the process of the
+    first trial. A trial that crashes is marked as failed, with the reason, and the study goes on. Ctrl-C (or
+    a request to terminate) ends the study in order: trials that were running are marked as failed, and their
+    settings wait to be tried first when the study goes on.
 
     Raises:
         OperantError: the plan cannot be carried out, or the storage cannot be used.
@@ -85,9 +90,10 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
     states = [trial.state.name for trial in tuned.study.get_trials(deepcopy=False)]
     waiting = states.count("WAITING")
     lines = [
-        f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} trial{'' if tuned.complete == 1 else 's'} complete, {tuned.pruned} pruned, "
-        f"{tuned.failed} failed{f', {tuned.given_up} interrupted' if tuned.given_up else ''}; {len(states)} in the study {name}"
-        + (f", {waiting} of them waiting to be tried first" if waiting else "")
+        f"{'Interrupted' if tuned.interrupted else 'Finished'}: {tuned.complete} "
+        f"trial{'' if tuned.complete == 1 else 's'} complete, {tuned.pruned} pruned, "
+        f"{tuned.failed} failed{f', {tuned.given_up} interrupted' if tuned.given_up else ''}; {len(states)} "
+        f"in the study {name}" + (f", {waiting} of them waiting to be tried first" if waiting else "")
     ]
     if best is not None:
         lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")
@@ -103,10 +109,12 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
 
 
 def draw(study: optuna.Study, folder: Path) -> list[Path]:
-    """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all parameters.
+    """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all
+    parameters.
 
     Returns:
-        The files. A plot for which there are too few trials, or no trial with all of the parameters, is left out.
+        The files. A plot for which there are too few trials, or no trial with all of the parameters, is left
+        out.
     """
     import optuna
     from optuna.distributions import FloatDistribution

@@ -1,4 +1,6 @@
-"""From a specification (a name, dict, file or class, and options as keyword arguments) to the definition of an algorithm."""
+"""From a specification (a name, dict, file or class, and options as keyword arguments) to the definition
+of an algorithm.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,17 @@ import optax
 
 from operant.agents.base.protocol import Algorithm, config_type
 from operant.agents.options.shared_options import AgentConfig
-from operant.agents.table import AGENTS, ALIASES, DEFAULT, algorithm_class, identify, represented, resolve
-from operant.errors import CheckpointError, SpecError, suggest, value_error
+from operant.agents.table import (
+    AGENTS,
+    ALIASES,
+    DEFAULT,
+    algorithm_class,
+    identify,
+    not_an_agent,
+    represented,
+    resolve,
+)
+from operant.errors import CheckpointError, SpecError, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
 from operant.spec import Config, build, canonical, data_only, import_object, options, read_json
@@ -30,7 +41,10 @@ class AgentSpec(NamedTuple):
     config: Config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data that `parse_agent` reads. Networks given as objects or files are written out in full."""
+        """Return JSON data that `parse_agent` reads.
+
+        Networks given as objects or files are written out in full.
+        """
         written = {name: _network(value) for name, value in self.networks().items()}
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
@@ -48,13 +62,17 @@ class AgentSpec(NamedTuple):
         return bool(getattr(self.config, "learns", True))
 
     def limited(self, steps: int | None) -> AgentSpec:
-        """Return it with the length of the longest episode, if its options ask for that and none was given."""
+        """Return it with the length of the longest episode, if its options ask for that and none was
+        given.
+        """
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
     def remarks(self, steps: int | None) -> list[str]:
-        """Say which files its networks come from, and which options have no effect, or none within a run's environment steps (None: no limit)."""
+        """Say which files its networks come from, and which options have no effect, or none within a run's
+        environment steps (None: no limit).
+        """
         from operant.nn.network import SavedNetwork
 
         networks = self.networks().items()
@@ -109,12 +127,17 @@ def _network(value: Any) -> Any:
 
 
 def _is_word(value: Any) -> bool:
-    """Tell whether a network is None or a plain word, which names no file and no code: `'auto'`, or a baseline's `'shared'`."""
+    """Tell whether a network is None or a plain word, which names no file and no code: `'auto'`, or a
+    baseline's `'shared'`.
+    """
     return value is None or (isinstance(value, str) and not any(mark in value for mark in "./:"))
 
 
 def _read(network: Any) -> Any:
-    """Read a network that may name files or code. Plain words and 'auto' networks stay as they are: each algorithm adds its own defaults."""
+    """Read a network that may name files or code.
+
+    Plain words and 'auto' networks stay as they are: each algorithm adds its own defaults.
+    """
     from operant.nn.network import parse, written
 
     spec = written(network)
@@ -123,7 +146,10 @@ def _read(network: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Tell whether a value is JSON data as it stands; a list of layers may hold objects and classes as well."""
+    """Tell whether a value is JSON data as it stands.
+
+    A list of layers may hold objects and classes as well.
+    """
     if isinstance(value, Mapping):
         return all(map(_is_data, value.values()))
     if isinstance(value, list | tuple):
@@ -135,8 +161,8 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
     """Read the specification of an agent.
 
     Args:
-        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one with `fit`), import path of one, or
-            a `AgentSpec`.
+        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one
+            with `fit`), import path of one, or a `AgentSpec`.
         options: hyperparameters besides those in the specification; they override the specification's.
 
     Raises:
@@ -160,11 +186,7 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
         elif isinstance(agent, str) and ("." in agent or ":" in agent):
             agent = import_object(agent, "agent")
         else:
-            known = [*AGENTS, *ALIASES]
-            raise SpecError(
-                f"An agent must be a name, a dict with 'type', a JSON file or an algorithm class. Received: {agent!r}."
-                f"{suggest(str(agent), known)}"
-            )
+            raise not_an_agent(agent)
     name = represented(agent)
     if name is not None:
         return _named(name, layers)
@@ -172,16 +194,20 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
 
 
 def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | None = None) -> AgentSpec:
-    """Read what a file says of an agent. The file may be somebody else's, so the agent must be made within `from_file` as well.
+    """Read what a file says of an agent.
+
+    The file may be somebody else's, so the agent must be made within `from_file` as well.
 
     Args:
         saved: what `AgentSpec.to_dict` wrote.
         source: the file, for messages.
-        own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the optimizer, networks
-            made by code. Its networks take precedence over the file's, unless they are the default.
+        own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the
+            optimizer, networks made by code. Its networks take precedence over the file's, unless they are
+            the default.
 
     Raises:
-        CheckpointError: the algorithm is not operant's, and not given; the caller's is another one, or has other options.
+        CheckpointError: the algorithm is not operant's, and not given; the caller's is another one, or has
+            other options.
         SpecError: the file is not understood.
     """
     given = dict(saved)
@@ -189,14 +215,16 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
     if own is None:
         if not isinstance(kind, str) or kind not in AGENTS:
             raise CheckpointError(
-                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class, if you trust it: "
+                f"{source} is of an algorithm {kind!r} that is not operant's own. Give its class, if you "
+                "trust it: "
                 "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
             )
         with from_file(source):
             return parse_agent(kind, **given)
     if kind in AGENTS and algorithm_class(kind) is not own.cls:
         raise CheckpointError(
-            f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with what the file cannot "
+            f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with "
+            "what the file cannot "
             "hold, or leave agent out."
         )
     default = own.usual()
@@ -212,7 +240,10 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
 
 
 def _refuse_changes(own: AgentSpec, default: AgentSpec, found: AgentSpec, source: str) -> None:
-    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing. Networks are exempt: they are used."""
+    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing.
+
+    Networks are exempt: they are used.
+    """
     networks = own.networks()
     for name, value in vars(own.config).items():
         usual, saved = getattr(default.config, name), getattr(found.config, name)
@@ -224,15 +255,21 @@ def _refuse_changes(own: AgentSpec, default: AgentSpec, found: AgentSpec, source
 
 
 def from_file(source: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which agents are made from a file, which may be somebody else's: it is read as data only."""
+    """Return a context in which agents are made from a file, which may be somebody else's: it is read as
+    data only.
+    """
     return data_only(
         source,
-        "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': ..., 'model': ...}).",
+        "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': "
+        "..., 'model': ...}).",
     )
 
 
 def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
-    """Define an agent of the table; as a form of the agent `DEFAULT` if options are given that only that one has."""
+    """Define an agent of the table.
+
+    As a form of the agent `DEFAULT` if options are given that only that one has.
+    """
     found, cls = AGENTS[name], algorithm_class(name)
     if found.form is not None:
         config, other = config_type(cls), algorithm_class(DEFAULT)
@@ -252,7 +289,10 @@ def words(config: type[Config]) -> set[str]:
 def _defined(
     name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
 ) -> AgentSpec:
-    """Merge layers of options, of which the first has precedence; an alias counts as the option's own name."""
+    """Merge layers of options, of which the first has precedence.
+
+    An alias counts as the option's own name.
+    """
     config = config_type(cls)
     given: dict[str, Any] = {}
     lost = None
@@ -270,7 +310,10 @@ def _defined(
 
 
 def _located(network: Any) -> Any:
-    """Return a network; the path of a file as absolute, as an environment, or the program, may change the working directory."""
+    """Return a network.
+
+    The path of a file as absolute, as an environment, or the program, may change the working directory.
+    """
     if not (isinstance(network, str | Path) and Path(network).suffix):
         return network
     from operant.nn.network import FILES

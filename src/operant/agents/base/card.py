@@ -17,9 +17,11 @@ SLOTS = ("model", "actor_model", "critic_model")
 
 
 class Card(Mapping[str, Any]):
-    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent its files.
+    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent
+    its files.
 
-    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there are none.
+    Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there
+    are none.
 
     >>> Card("ppo")["model"]["cnn"][0].endswith(".cfg")
     True
@@ -63,7 +65,9 @@ class Card(Mapping[str, Any]):
 
 @functools.cache
 def _trainer(agent: str) -> type:
-    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed options."""
+    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed
+    options.
+    """
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
     own: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
     return own

@@ -1,7 +1,9 @@
-"""The compiled calls of an agent and the state that they change, shared by the host driver and the interactive agent.
+"""The compiled calls of an agent and the state that they change, shared by the host driver and the
+interactive agent.
 
-The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows, and holds
-the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one per block).
+The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows,
+and holds the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one
+per block).
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def act_independently(
         key: root of all randomness.
         draw: number of the call among those that explore.
         observation: flat, `[*B, ...]` with one leading axis or none.
-        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, allowed if actions do not depend on them.
+        internals: recurrent states `[*B, ...]`; None: those at the start of an episode, allowed if actions do
+            not depend on them.
         explore: draw actions as in training; otherwise take the best.
 
     Returns:
@@ -86,7 +89,8 @@ def act_independently(
     if internals is None:
         if any(learner.heeded):
             raise UsageError(
-                "A recurrent agent needs internals: those that the call before returned, first initial_internals()."
+                "A recurrent agent needs internals: those that the call before returned, first "
+                "initial_internals()."
             )
         carry = learner.start_carry(n)
     else:
@@ -94,7 +98,8 @@ def act_independently(
         needed = jax.tree.map(lambda x: (*batch, *x.shape), each)
         if jax.tree.map(np.shape, internals) != needed:
             raise SpaceError(
-                f"internals must have the shapes {needed}, as initial_internals() and the call before gave them. "
+                f"internals must have the shapes {needed}, as initial_internals() and the call before gave "
+                "them. "
                 f"Received: {jax.tree.map(np.shape, internals)}."
             )
         carry = jax.tree.map(lambda x, like: np.reshape(x, (n, *like.shape)), internals, each)
@@ -111,8 +116,8 @@ def _addresses(first: Array) -> Array:
 class _Computations:
     """What an engine's compiled calls compute.
 
-    It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a circle, with the replay
-    memory in it, outlives its last use until Python looks for circles.
+    It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a
+    circle, with the replay memory in it, outlives its last use until Python looks for circles.
 
     Args:
         learner: the algorithm.
@@ -145,7 +150,8 @@ class _Computations:
         train, meter, acting = self.absorb(train, meter, block, key)
         observation = {name: x[-1] for name, x in block.observation.items()}
         action = self.act(True, acting, observation, carry, first, noise)
-        # With one row to a block nothing else acts on these parameters: handing them out would only copy them.
+        # With one row to a block nothing else acts on these parameters: handing them out would only copy
+        # them.
         return train, meter, acting if self.learner.rows > 1 else None, action
 
     def learn(
@@ -172,8 +178,9 @@ class CompiledAgent:
         n: how many actors there are.
         device: where the arrays are; None: JAX's own choice.
         precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
-        guard: makes the context around each call that consumes the state. If nothing else makes an interruption wait for the
-            end of such a call, it is `operant.training.signals.held`, which takes 10 µs.
+        guard: makes the context around each call that consumes the state. If nothing else makes an
+            interruption wait for the end of such a call, it is `operant.training.signals.held`, which takes
+            10 µs.
     """
 
     def __init__(
@@ -195,7 +202,8 @@ class CompiledAgent:
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
             train = jax.jit(learner.init)(key, learner.hyper())
-            # Where `put` places the state: if one is tied to its device and the other is not, the first update compiles twice.
+            # Where `put` places the state: if one is tied to its device and the other is not, the first
+            # update compiles twice.
             self.meter: Array = jax.device_put(learner.meter(), device)
         self._apart = all(device.platform != "cpu" for device in self.meter.devices())
         """Whether the arrays are not in the host's memory."""
@@ -214,8 +222,10 @@ class CompiledAgent:
         self._noise = KeyStream(lambda key, row: learner.noise(key, row, n))
         self._keys = KeyStream(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
         self._looked_at: tuple[Any, dict[str, int]] = (None, {})
-        """Counters, and those known as numbers: programs ask at every step, and asking the device takes some microseconds."""
-        # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have never read.
+        """Counters, and those known as numbers: programs ask at every step, and asking the device takes
+        some microseconds."""
+        # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have
+        # never read.
         self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
         self.put(train)
 
@@ -237,7 +247,8 @@ class CompiledAgent:
         """Make `train` the current state."""
         self.train = train if self.device is None else jax.device_put(train, self.device)
         self._acting_now: tuple[Array, ...] | None = None
-        """Leaves of what `act` needs: JAX takes a flat argument in half the time of one that it has to flatten."""
+        """Leaves of what `act` needs: JAX takes a flat argument in half the time of one that it has to
+        flatten."""
         self._noise.clear()
         self._keys.clear()
         self._calls = int(train.counters.rows) // self.learner.rows
@@ -264,14 +275,18 @@ class CompiledAgent:
         return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
 
     def _fetched(self, action: Action) -> Action:
-        """Begin to fetch what the host reads of an action: read one after the other, each array would be waited for."""
+        """Begin to fetch what the host reads of an action: read one after the other, each array would be
+        waited for.
+        """
         if self._apart:
             for leaf in jax.tree.leaves((action.action, action.extras)):
                 leaf.copy_to_host_async()
         return action
 
     def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
-        """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these actions."""
+        """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these
+        actions.
+        """
         return self._recall(self.acting, observation, carry, first, action)
 
     def learn(self, block: Rollout, columns: list[int] | None = None) -> None:
@@ -284,9 +299,11 @@ class CompiledAgent:
             self._calls += 1
 
     def learn_again(self, block: Rollout) -> None:
-        """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing is counted twice.
+        """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing
+        is counted twice.
 
-        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself sees the block twice.
+        Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself
+        sees the block twice.
         """
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
         seen = self._seen()
@@ -309,7 +326,9 @@ class CompiledAgent:
         self._acting_now = None
 
     def _seen(self) -> dict[Any, np.ndarray]:
-        """Return the statistics of rows seen (moments of observations, the scale of rewards), by their place in the algorithm's state."""
+        """Return the statistics of rows seen (moments of observations, the scale of rewards), by their
+        place in the algorithm's state.
+        """
         names = {"reward_scale"}.union(*(model.moments for model in self.learner.algorithm.models.values()))
 
         def counting(key: Any) -> bool:
@@ -337,7 +356,10 @@ class CompiledAgent:
         return self._fetched(action)
 
     def absorb_columns(self, block: Rollout, columns: list[int]) -> None:
-        """Learn from a block whose columns belong to these actors, in this order; an actor may have two, and `n` stands for none."""
+        """Learn from a block whose columns belong to these actors, in this order.
+
+        An actor may have two, and `n` stands for none.
+        """
         with self._guard():  # all or nothing: columns that were left out could not be added later
             for i, index in enumerate(columns):
                 if index == self.n:
@@ -347,7 +369,10 @@ class CompiledAgent:
             self.learn(block, columns)
 
     def metrics(self, reader: str = "") -> dict[str, float]:
-        """Return the averages of the metrics since the last call by this reader; those that never applied are left out."""
+        """Return the averages of the metrics since the last call by this reader.
+
+        Those that never applied are left out.
+        """
         meter = np.asarray(self.meter)
         self.meter = jnp.zeros_like(self.meter)
         for each in self._unread:
@@ -357,7 +382,9 @@ class CompiledAgent:
         return self.learner.read(unread)
 
     def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics` (by the reader ""), for not being finite."""
+        """Return how many gradient steps were left out since the last call of `metrics` (by the reader
+        ""), for not being finite.
+        """
         return self.learner.skipped(self._unread.get("", self._unread[None]) + np.asarray(self.meter))
 
     def counter(self, name: str) -> int:

@@ -1,8 +1,8 @@
 """The iteration that every driver runs, as pure functions around an algorithm.
 
-A `TrainState` is everything that a run needs to continue, apart from the environments: the algorithm's state, its memory,
-the hyperparameters in force, the run's key and the counters. All randomness is addressed: the noise of row `t` is a
-function of (key, `t`), the key of update `u` a function of (key, `u`).
+A `TrainState` is everything that a run needs to continue, apart from the environments: the algorithm's state,
+its memory, the hyperparameters in force, the run's key and the counters. All randomness is addressed: the
+noise of row `t` is a function of (key, `t`), the key of update `u` a function of (key, `u`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 METER_SLOTS = 32
 """Maximal number of metrics that an update may report."""
 SUMMED = ("update/skipped",)
-"""Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand shows."""
+"""Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand
+shows."""
 
 
 class TrainState(NamedTuple):
@@ -41,7 +42,10 @@ class TrainState(NamedTuple):
     state: Tree
     memory: Tree
     hyper: Float[Array, " H"]
-    """The traced options, in the order of `traced(Config)`. For an option with a schedule this is a factor (1)."""
+    """The traced options, in the order of `traced(Config)`.
+
+    For an option with a schedule this is a factor (1).
+    """
     key: Key
     counters: Counters
 
@@ -65,7 +69,10 @@ def without_rows(train: TrainState) -> TrainState:
 
 
 class Learner:
-    """An algorithm with its memory: `init`, `act`, `absorb`. Static; everything that changes is in `TrainState`."""
+    """An algorithm with its memory: `init`, `act`, `absorb`.
+
+    Static; everything that changes is in `TrainState`.
+    """
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -96,7 +103,10 @@ class Learner:
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
     def scaled_lr(self, train: TrainState, factor: float) -> tuple[TrainState, float, float]:
-        """Multiply the learning rates in force (`lr`, and those of single models); return the train, the old and the new `lr`."""
+        """Multiply the learning rates in force (`lr`, and those of single models).
+
+        Return the train, the old and the new `lr`.
+        """
         config = self.algorithm.config
         if "lr" not in self.names:  # nothing is learned
             return train, 0.0, 0.0
@@ -110,13 +120,17 @@ class Learner:
         return train._replace(hyper=hyper), old, old * factor
 
     def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options, after `now` has applied the schedules."""
+        """Return the algorithm with these numbers as its traced options, after `now` has applied the
+        schedules.
+        """
         config = self.algorithm.config
         put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
     def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
-        """Return the traced options as they are at these counters: the factor of one with a schedule becomes the value."""
+        """Return the traced options as they are at these counters: the factor of one with a schedule
+        becomes the value.
+        """
         scheduled = {
             i: getattr(self.algorithm.config, name)
             for i, name in enumerate(self.names)
@@ -171,7 +185,10 @@ class Learner:
         )
 
     def start_carry(self, n: int | None = None) -> Tree:
-        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays; of `n` actors with a leading axis."""
+        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays.
+
+        Of `n` actors with a leading axis.
+        """
         carry = jax.device_get(self.algorithm.initial_carry(1 if n is None else n))
         return carry if n is not None else jax.tree.map(lambda x: x[0], carry)
 
@@ -201,7 +218,8 @@ class Learner:
 
     @functools.cached_property
     def independent_noise(self) -> Callable[[Key, np.uint32, int], Tree]:
-        """Function that returns the randomness of a draw with this number outside of the run, for `n` observations.
+        """Function that returns the randomness of a draw with this number outside of the run, for `n`
+        observations.
 
         A program of its own: XLA on CPU takes up to four times as long for one that draws and acts.
         """
@@ -221,14 +239,18 @@ class Learner:
         *,
         explore: bool,
     ) -> Action:
-        """Act on observations `[n, ...]`; `first` marks actors that begin an episode here (their carry starts anew)."""
+        """Act on observations `[n, ...]`.
+
+        `first` marks actors that begin an episode here (their carry starts anew).
+        """
         algorithm = self.at(acting.hyper)
         carry = reset_carry(algorithm, carry, first)
         return algorithm.act(acting.policy, observation, carry, noise, explore)
 
     @functools.cached_property
     def heeded(self) -> tuple[bool, ...]:
-        """Whether actions without exploration depend on each leaf of the recurrent state, now or in later steps.
+        """Whether actions without exploration depend on each leaf of the recurrent state, now or in later
+        steps.
 
         They do not depend on that of a critic which is carried along only for learning.
         """
@@ -290,8 +312,8 @@ class Learner:
     def update_key(self, key: Key, update: Array) -> Key:
         """Return the key of call number `update` of the algorithm's `update` in a run.
 
-        It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small update, many
-        at once cost nothing.
+        It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small
+        update, many at once cost nothing.
         """
         return fold(key, UPDATE, update)
 
@@ -335,7 +357,10 @@ class Learner:
         return meter.at[:, : len(metrics)].add(updates.tally(values))
 
     def read(self, meter: np.ndarray) -> dict[str, float]:
-        """Return averages from a meter, sums for the metrics in `SUMMED`; metrics that never applied are left out."""
+        """Return averages from a meter, sums for the metrics in `SUMMED`.
+
+        Metrics that never applied are left out.
+        """
         columns = zip(self.metric_names, *meter, strict=False)
         return {k: float(t if k in SUMMED else t / c) for k, t, c in columns if c > 0}
 
@@ -352,7 +377,8 @@ class Learner:
             train: the run.
             block: `[T, N]`.
             key: of `update_key`.
-            columns: the actor of each column; an actor may have two, and `N` stands for none. None: column i is actor i's.
+            columns: the actor of each column; an actor may have two, and `N` stands for none. None: column i
+                is actor i's.
         """
         if columns is not None:
             train = train._replace(state=updates.with_columns(train.state, columns))
@@ -375,7 +401,9 @@ class Learner:
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
     def shown(self, block: Rollout) -> Rollout:
-        """Return a block as losses read it: without its padding, if a network standardises by all rows (see `updates.filled`)."""
+        """Return a block as losses read it: without its padding, if a network standardises by all rows
+        (see `updates.filled`).
+        """
         if any(model.averages for model in self.algorithm.models.values()):
             return updates.filled(block, self.algorithm.spaces)
         return block

@@ -1,6 +1,7 @@
 """What an algorithm is: a frozen description with pure functions over its state.
 
-See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add-an-algorithm.md` for how to write one.
+See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add-an-algorithm.md` for how to
+write one.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class Algorithm(Protocol):
         """Learn from the next `rows` rows of all actors; `memory` already holds them.
 
         Returns:
-            The new state, the memory (priorities may have changed), and scalars by documented name. A metric that does
-            not apply this time is NaN and is left out of averages.
+            The new state, the memory (priorities may have changed), and scalars by documented name. A metric
+            that does not apply this time is NaN and is left out of averages.
         """
         ...
 
@@ -122,7 +123,9 @@ class UpdateCounter(Protocol):
         ...
 
     def resumed(self, state: Tree, counters: Counters) -> Tree:
-        """Return a state that continues counting from these counters, as if the last update had just been made."""
+        """Return a state that continues counting from these counters, as if the last update had just been
+        made.
+        """
         ...
 
 
@@ -133,7 +136,10 @@ def config_type(algorithm: type[Algorithm]) -> type[Config]:
 
 
 def counted(count: Array, more: Array) -> Array:
-    """Add to a counter, uint32 `[]`. On overflow it continues from 2^31: schedules stay at their ends, multiples still come."""
+    """Add to a counter, uint32 `[]`.
+
+    On overflow it continues from 2^31: schedules stay at their ends, multiples still come.
+    """
     total = count + more
     return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 

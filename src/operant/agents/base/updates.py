@@ -1,4 +1,6 @@
-"""What every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running deviation."""
+"""What every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running
+deviation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
 
 
 def lr(config: AgentConfig) -> Array:
-    """Return the learning rate in force; NaN (does not apply) if the optimizer is an object, whose own is not known."""
+    """Return the learning rate in force.
+
+    NaN (does not apply) if the optimizer is an object, whose own is not known.
+    """
     own = isinstance(config.optimizer, optimise.CustomOptimizer)
     return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
 
@@ -33,7 +38,9 @@ def reward_scale(config: AgentConfig, actors: int) -> Tree:
 
 
 def with_columns(state: Any, columns: Array) -> Any:
-    """Note in an algorithm's state which actors the columns of the next block belong to (`RewardScale.columns`), if it scales rewards."""
+    """Note in an algorithm's state which actors the columns of the next block belong to
+    (`RewardScale.columns`), if it scales rewards.
+    """
     scale: Any = getattr(state, "reward_scale", ())
     return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
 
@@ -41,7 +48,8 @@ def with_columns(state: Any, columns: Array) -> Any:
 def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree, Rollout]:
     """Take a block's rewards into account; return the new scale and the block with scaled rewards.
 
-    Replay keeps rewards as they came and scales what it samples (`scale_replayed`), so it uses only the scale.
+    Replay keeps rewards as they came and scales what it samples (`scale_replayed`), so it uses only the
+    scale.
     """
     if not config.normalize_rewards:
         return scale, block
@@ -51,9 +59,11 @@ def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree,
 
 
 def filled(block: Rollout, spaces: Spaces) -> Rollout:
-    """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads all rows.
+    """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads
+    all rows.
 
-    A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a value.
+    A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a
+    value.
     """
     none = jnp.zeros((1, block.valid.shape[1]), bool)
     counts = jnp.concatenate([block.valid, none]).reshape(-1)
@@ -70,12 +80,17 @@ def filled(block: Rollout, spaces: Spaces) -> Rollout:
 
 
 def applying(metrics: Metrics, there: Array) -> Metrics:
-    """Return the metrics of a gradient step, NaN (does not apply) if there was none to take; counts of steps stay."""
+    """Return the metrics of a gradient step, NaN (does not apply) if there was none to take.
+
+    Counts of steps stay.
+    """
     return {k: x if k in STEP_COUNTS else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
 
 
 def tally(values: Array) -> Array:
-    """Return numbers `[M]`, and how often each applies, `[2, M]`, to be summed: 0 and 0 where one is NaN (does not apply)."""
+    """Return numbers `[M]`, and how often each applies, `[2, M]`, to be summed: 0 and 0 where one is NaN
+    (does not apply).
+    """
     applies = ~jnp.isnan(values)
     return jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
 

@@ -44,7 +44,8 @@ def as_rows(
 
 
 def _harmless(rows: Rows, counts: Array, masks: Collection[str]) -> Rows:
-    """Return rows in which those that do not count have a finite loss: weighting by 0 does not remove NaN, nor its gradient.
+    """Return rows in which those that do not count have a finite loss: weighting by 0 does not remove NaN,
+    nor its gradient.
 
     They get the action of a row that counts; their `masks`, components of the observation, allow all actions.
     """
@@ -78,7 +79,8 @@ class BatchPreparation:
     target: Tree
     reward_scale: Tree
     late: Array | int = 0
-    """Timesteps or episodes by which this update comes late, since all actors add theirs at once: it takes as many more."""
+    """Timesteps or episodes by which this update comes late, since all actors add theirs at once: it takes
+    as many more."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
         """Return the predicted values of rows."""
@@ -137,7 +139,8 @@ class BatchPreparation:
         return self._judged(block, counts)
 
     def _judged(self, block: Rollout, counts: Array) -> tuple[Rows, Array]:
-        """Return the first L rows of a block, flat, with returns and advantages, and which make the batch: `counts` `[L, N]`.
+        """Return the first L rows of a block, flat, with returns and advantages, and which make the batch:
+        `counts` `[L, N]`.
 
         Later rows only enter their returns.
         """

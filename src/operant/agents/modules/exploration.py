@@ -30,8 +30,8 @@ def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Array
     Args:
         action: `[n, *shape]` by name.
         noise: from the function of this name.
-        amount: probability of a random value that the mask allows, for each element of a choice independently; standard
-            deviation of the noise added to floats, in their own unit.
+        amount: probability of a random value that the mask allows, for each element of a choice
+            independently; standard deviation of the noise added to floats, in their own unit.
         masks: `[n, *shape, K]` by name, True where allowed.
     """
     found: Arrays = {}
@@ -46,11 +46,14 @@ def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Array
 
 
 def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
-    """Return parameters with Gaussian noise added: Plappert et al. 2018, "Parameter Space Noise for Exploration", without its adaptation."""
+    """Return parameters with Gaussian noise added: Plappert et al. 2018, "Parameter Space Noise for
+    Exploration", without its adaptation.
+    """
     keys = jax.random.split(key, max(len(params), 1))
 
     def moved(x: Array, own: Key) -> Array:
         return x + jnp.asarray(deviation, x.dtype) * jax.random.normal(own, x.shape, x.dtype)
 
-    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of them.
+    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of
+    # them.
     return {name: moved(params[name], own) for name, own in zip(sorted(params), keys, strict=False)}

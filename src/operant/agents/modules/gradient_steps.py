@@ -1,8 +1,8 @@
 """Several gradient steps on the rows of a batch, each on all of them or on a sample.
 
-The number of rows that count may be far below the number that arrays have room for, and is known only when the code runs. So a
-step goes through the rows that count in chunks, and takes time in proportion to their number. Successive rows (`whole`: those of
-recurrent networks) are all computed, in their order.
+The number of rows that count may be far below the number that arrays have room for, and is known only when
+the code runs. So a step goes through the rows that count in chunks, and takes time in proportion to their
+number. Successive rows (`whole`: those of recurrent networks) are all computed, in their order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
 
 
 class NaturalGradient(NamedTuple):
-    """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's (`operant.ops.trust_region`)."""
+    """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's
+    (`operant.ops.trust_region`).
+    """
 
     network: Callable[[Tree, Any], Tree]
     """(parameters, rows) to the outputs that define the distributions."""
@@ -42,7 +44,9 @@ class NaturalGradient(NamedTuple):
 
 
 class EvolutionStrategy(NamedTuple):
-    """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans et al. 2017, section 2)."""
+    """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans
+    et al. 2017, section 2).
+    """
 
     samples: int
     """Number of pairs."""
@@ -51,7 +55,10 @@ class EvolutionStrategy(NamedTuple):
 
 
 class LineSearch(NamedTuple):
-    """A search along each step for parameters whose loss on the step's rows is lower; if it finds none, there is no step."""
+    """A search along each step for parameters whose loss on the step's rows is lower.
+
+    If it finds none, there is no step.
+    """
 
     candidates: int
     factor: Scalar
@@ -59,15 +66,19 @@ class LineSearch(NamedTuple):
 
 
 class TrainingPass(NamedTuple):
-    """How learning applies networks that compute different functions in training and in use (`operant.nn.Model.learning`)."""
+    """How learning applies networks that compute different functions in training and in use
+    (`operant.nn.Model.learning`).
+    """
 
     loss: Callable[[Array], Loss] | None
-    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and its estimates;
-    None: as in use."""
+    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and
+    its estimates; None: as in use."""
     averaged: Callable[[Array, Tree, Tree, Any], Tree]
-    """(key data, parameters before a step, those after it, its rows) to the latter with running averages moved."""
+    """(key data, parameters before a step, those after it, its rows) to the latter with running averages
+    moved."""
     trained: Callable[[Tree], Tree] = lambda params: params
-    """Parameters to the same with 0 in place of running averages, which are not part of penalties and estimates."""
+    """Parameters to the same with 0 in place of running averages, which are not part of penalties and
+    estimates."""
 
 
 class UpdatePlan(NamedTuple):
@@ -123,9 +134,11 @@ def fit(
         whole: whether the loss must see all rows in their own order, including those that do not count.
 
     Returns:
-        Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those skipped.
+        Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those
+        skipped.
     """
-    # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every iteration.
+    # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
+    # iteration.
     words, impl = jax.random.key_data(key), jax.random.key_impl(key)
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
@@ -180,7 +193,9 @@ def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
 
 
 def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
-    """Return the indices of the rows that count, in random order or (no key) their own, before those of the others."""
+    """Return the indices of the rows that count, in random order or (no key) their own, before those of
+    the others.
+    """
     rank = jnp.zeros(counts.shape, jnp.float32) if key is None else prng.uniform(key, counts.shape)
     return jnp.argsort(jnp.where(counts, rank, 2.0))
 
@@ -213,8 +228,8 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
     length = len(order)
     if whole:
         return f(rows, _in_place(sample))
-    # Rows that do not count are replaced by some that do, with a weight of 0: the gradient of 0 times a NaN is not 0,
-    # and batch normalisation reads all rows.
+    # Rows that do not count are replaced by some that do, with a weight of 0: the gradient of 0 times a NaN
+    # is not 0, and batch normalisation reads all rows.
     order = _again(order, size, length if length <= CHUNK else length + -length % CHUNK)
     if length <= CHUNK:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
@@ -236,7 +251,10 @@ def _again(order: Array, size: Array, length: int) -> Array:
 
 
 def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
-    """Take the step along the natural gradient; the Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all)."""
+    """Take the step along the natural gradient.
+
+    The Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all).
+    """
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
     own, weight = _subset(sample)
@@ -254,7 +272,9 @@ def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample
 
 
 def _subset(sample: Sample) -> tuple[Any, Array]:
-    """Return rows from all over a sample, at most `CHUNK` (or all, of those that follow one another), and their weights."""
+    """Return rows from all over a sample, at most `CHUNK` (or all, of those that follow one another), and
+    their weights.
+    """
     rows, order, size, whole = sample
     if whole:
         return rows, _in_place(sample)
@@ -288,7 +308,10 @@ def _estimated(
 
 
 def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tuple[Tree, Array]:
-    """Go towards the moved parameters as far as the loss is lower there; also return whether there is such a point."""
+    """Go towards the moved parameters as far as the loss is lower there.
+
+    Also return whether there is such a point.
+    """
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
     found = trust_region.line_search(

@@ -1,7 +1,7 @@
 """What the modular agent learns: a stochastic policy, a deterministic one, or the values of actions.
 
-An objective defines which heads the network has, how outputs become actions, what states are worth, and the loss of
-every row. It knows neither memory nor optimizer.
+An objective defines which heads the network has, how outputs become actions, what states are worth, and the
+loss of every row. It knows neither memory nor optimizer.
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ class View(NamedTuple):
     carry: Tree = ()
     """Recurrent state before the first row of each actor, by model and name: `[N, size]`."""
     valid: Bool[Array, "T N"] | tuple[()] = ()
-    """Which rows are transitions, as in a block: after a row that is none, a new episode begins. `()` if no network is recurrent."""
+    """Which rows are transitions, as in a block: after a row that is none, a new episode begins.
+
+    `()` if no network is recurrent.
+    """
     taken: Arrays | tuple[()] = ()
-    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read; `()` if no network is recurrent."""
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read.
+
+    `()` if no network is recurrent.
+    """
 
 
 class Rows(NamedTuple):
@@ -140,7 +146,10 @@ class Networks:
         return losses.squared(difference) if huber is None else losses.huber(difference, delta=huber)
 
     def outputs_of(self, name: str, params: Tree, frozen: Tree, view: View) -> Arrays:
-        """Return the outputs `[R, ...]` of one model with the given parameters; a recurrent one processes the rows in order."""
+        """Return the outputs `[R, ...]` of one model with the given parameters.
+
+        A recurrent one processes the rows in order.
+        """
         model, variables = self.models[name], {"params": params, "state": frozen[name]}
         if not model.recurrent:
             return model.apply(variables, view.observation)[0]
@@ -155,8 +164,8 @@ class Networks:
 class PolicyGradient(Networks):
     """A stochastic policy ascends the returns of its actions, less a baseline if there is one.
 
-    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s) and π_old is the policy at the
-    beginning of the update (Williams 1992; clipped: Schulman et al. 2017, equation 7).
+    L = -A log π(a|s), or with importance sampling -ρ A where ρ = π(a|s) / π_old(a|s) and π_old is the policy
+    at the beginning of the update (Williams 1992; clipped: Schulman et al. 2017, equation 7).
     """
 
     @property
@@ -190,7 +199,8 @@ class PolicyGradient(Networks):
 
         mode, drawn = policy.mode(), policy.sample(jax.tree.map(scaled, noise))
         return {
-            # Noise made of key bits cannot be scaled; the sample drawn with it is moved towards the mode instead.
+            # Noise made of key bits cannot be scaled; the sample drawn with it is moved towards the mode
+            # instead.
             name: x
             if jnp.issubdtype(noise[name].dtype, jnp.floating)
             else mode[name] + temperature * (x - mode[name])
@@ -227,7 +237,9 @@ class PolicyGradient(Networks):
         return loss, {"loss/value": loss}
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the policy's loss less its weighted entropy, plus the baseline's if one optimizer serves both."""
+        """Return the policy's loss less its weighted entropy, plus the baseline's if one optimizer serves
+        both.
+        """
         c = self.config
         outputs = self.outputs(params, frozen, rows.view)
         policy = self.policy.distribution(outputs, masks_of(rows.view.observation))
@@ -252,7 +264,9 @@ class PolicyGradient(Networks):
         return total + c.baseline_weight * value_loss, {**metrics, **watched}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return the loss of cloning the actions taken, plus the error of the baseline's values against the returns."""
+        """Return the loss of cloning the actions taken, plus the error of the baseline's values against
+        the returns.
+        """
         outputs = self.outputs(params, frozen, rows.view)
         cloned = imitation.policy(self.log_prob(outputs, rows.view.observation, rows.action), counts)
         if self.config.baseline_model is None:
@@ -263,11 +277,12 @@ class PolicyGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeterministicGradient(Networks):
-    """A deterministic policy ascends the values of its actions, which the baseline learns for states and actions.
+    """A deterministic policy ascends the values of its actions, which the baseline learns for states and
+    actions.
 
-    L = -Q(s, μ(s)) with Q held fixed (Silver et al. 2014, equation 9), and the error of Q(s, a) against its target,
-    which bootstraps from Q_target(s', μ_target(s')) (Lillicrap et al. 2016). For networks, actions are in units
-    (`operant.agents.parts.action_scaling`).
+    L = -Q(s, μ(s)) with Q held fixed (Silver et al. 2014, equation 9), and the error of Q(s, a) against its
+    target, which bootstraps from Q_target(s', μ_target(s')) (Lillicrap et al. 2016). For networks, actions
+    are in units (`operant.agents.parts.action_scaling`).
     """
 
     def heads(self) -> dict[str, Head]:
@@ -320,7 +335,10 @@ class DeterministicGradient(Networks):
         return self._clipped(to_units(self.spaces.actions.components, action))
 
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
-        """Return the baseline's values `[R]` of actions in units; a recurrent one has read the actions taken before."""
+        """Return the baseline's values `[R]` of actions in units.
+
+        A recurrent one has read the actions taken before.
+        """
         model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
         shown = self._with(units, view.observation)
         carry = self._states(model, variables, view) if model.recurrent else ()
@@ -367,7 +385,10 @@ class DeterministicGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionValue(Networks):
-    """The values of actions approach their targets; acting takes the best (Mnih et al. 2015; see `operant.agents.parts.q_learning`)."""
+    """The values of actions approach their targets.
+
+    Acting takes the best (Mnih et al. 2015; see `operant.agents.parts.q_learning`).
+    """
 
     def heads(self) -> dict[str, Head]:
         """Return a head for each action, and one more with `dueling`."""
@@ -399,7 +420,9 @@ class ActionValue(Networks):
         return joined(self.outputs_of("model", params, frozen, view), self.spaces)
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
-        """Return the target network's values of the best actions, chosen by itself or (`double`) by the online network."""
+        """Return the target network's values of the best actions, chosen by itself or (`double`) by the
+        online network.
+        """
         slow = self.q_values(target, frozen, view)
         choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
         masks, found = masks_of(view.observation), []

@@ -26,18 +26,22 @@ def estimate(
     horizon: Scalar | None,
     predict_terminal_values: bool = False,
 ) -> Float[Array, "L N *E"]:
-    """Return the returns of a block's rows: at most `horizon` rewards, then the predicted value of what follows.
+    """Return the returns of a block's rows: at most `horizon` rewards, then the predicted value of what
+    follows.
 
-    G⁽¹⁾ₜ = rₜ + γ V(sₜ₊₁) and G⁽ⁿ⁾ₜ = rₜ + γ [(1 - λ) V(sₜ₊₁) + λ G⁽ⁿ⁻¹⁾ₜ₊₁] (Sutton and Barto 2018, equation 12.18, n times).
-    At a time limit V is that of the last observation; after a termination nothing is added.
+    G⁽¹⁾ₜ = rₜ + γ V(sₜ₊₁) and G⁽ⁿ⁾ₜ = rₜ + γ [(1 - λ) V(sₜ₊₁) + λ G⁽ⁿ⁻¹⁾ₜ₊₁] (Sutton and Barto 2018, equation
+    12.18, n times). At a time limit V is that of the last observation; after a termination nothing is added.
 
     Args:
         block: rows and the observation after them.
-        values: predicted for all rows and for what follows the last; None: nothing is predicted, which counts as 0.
+        values: predicted for all rows and for what follows the last; None: nothing is predicted, which counts
+            as 0.
         gamma: discount factor; may be traced, as may the next two.
         lambda_: how far later rewards are trusted over the prediction.
-        horizon: maximal number of rewards in a return; None: all up to the end of the episode or of the block.
-        predict_terminal_values: whether the value of an episode's last state is added after a termination too.
+        horizon: maximal number of rewards in a return; None: all up to the end of the episode or of the
+            block.
+        predict_terminal_values: whether the value of an episode's last state is added after a termination
+            too.
 
     Returns:
         `[L, N, E]` like the values; `[L, N, 1]` without them.
@@ -58,8 +62,8 @@ def estimate(
 def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
     """Return the index of the row with which each row's return becomes known, L where that is still to come.
 
-    That row holds the last of the return's `horizon` rewards, or ends the episode; if an episode was interrupted
-    without a flag, it is the row after the episode's last.
+    That row holds the last of the return's `horizon` rewards, or ends the episode; if an episode was
+    interrupted without a flag, it is the row after the episode's last.
     """
     rows, ended = len(block.reward), _ended(block)
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
@@ -71,9 +75,11 @@ def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
 def newest(
     block: Rollout, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
-    """Return the rows whose returns became known with the newest `count` rows, whichever actor these came from.
+    """Return the rows whose returns became known with the newest `count` rows, whichever actor these came
+    from.
 
-    If `count` is the number of rows since the last update, every row is chosen once: with the row that made it known.
+    If `count` is the number of rows since the last update, every row is chosen once: with the row that made
+    it known.
 
     Args:
         block: the rows.
@@ -89,7 +95,10 @@ def newest(
 def newest_episodes(
     block: Rollout, age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
-    """Return the rows of the `count` episodes that ended last, or of all if there are fewer; `age` as in `newest`."""
+    """Return the rows of the `count` episodes that ended last, or of all if there are fewer.
+
+    `age` as in `newest`.
+    """
     ended = _ended(block)
     since = jnp.where(ended, age, NEVER)
     place = jnp.clip(jnp.asarray(count) - 1, 0, since.size - 1)
@@ -100,7 +109,9 @@ def newest_episodes(
 
 
 def _ended(block: Rollout) -> Bool[Array, "L N"]:
-    """Return the rows with which episodes end: flagged, or followed by an invalid row (an interrupted run flags nothing)."""
+    """Return the rows with which episodes end: flagged, or followed by an invalid row (an interrupted run
+    flags nothing).
+    """
     last = jnp.concatenate([~block.valid[1:], jnp.zeros_like(block.valid[:1])])
     return block.valid & (block.terminated | block.truncated | last)
 

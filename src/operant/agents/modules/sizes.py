@@ -50,7 +50,8 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
     if sequence > 1 and given <= sequence * actors:
         raise value_error(
             "capacity",
-            f"above {sequence * actors} for a recurrent network: {actors} actor(s) x {sequence} rows, the layer's horizon "
+            f"above {sequence * actors} for a recurrent network: {actors} actor(s) x {sequence} rows, the "
+            "layer's horizon "
             "and that of returns",
             given,
             "Use a larger capacity, or a smaller horizon of the layer.",
@@ -59,11 +60,12 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
-    """Return how many rows per actor the newest `batch_size` timesteps or episodes may take, with `warmup` rows before them.
+    """Return how many rows per actor the newest `batch_size` timesteps or episodes may take, with `warmup`
+    rows before them.
 
-    One of several actors may contribute twice its share of timesteps: last observations are rows too, so actors get out
-    of step, and a block may hold one of them twice. And an update may come late, since all of them add rows or episodes
-    at once.
+    One of several actors may contribute twice its share of timesteps: last observations are rows too, so
+    actors get out of step, and a block may hold one of them twice. And an update may come late, since all of
+    them add rows or episodes at once.
 
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
@@ -77,7 +79,8 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
         held = config.capacity // actors
         if held < max(least or 1, rows):
             raise SpecError(
-                f"capacity must be at least {max(least or 1, rows) * actors}, for batch_size={config.batch_size} {config.unit} "
+                f"capacity must be at least {max(least or 1, rows) * actors}, for "
+                f"batch_size={config.batch_size} {config.unit} "
                 f"of {actors} actor(s). Received: capacity={config.capacity}. Leave it out to get enough."
             )
         return held
@@ -92,7 +95,10 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
 
 
 def _room(config: ModularConfig, count: int, warmup: int) -> int | None:
-    """Return the rows that `count` timesteps or episodes of an actor need, with those of their returns; None if episodes may be of any length."""
+    """Return the rows that `count` timesteps or episodes of an actor need, with those of their returns.
+
+    None if episodes may be of any length.
+    """
     limit = config.episode_limit
     if config.unit == "episodes":
         return None if limit is None else (count + 1) * (limit + 1) + warmup

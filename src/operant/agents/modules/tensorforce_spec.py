@@ -1,7 +1,7 @@
 """Nested specifications of an agent's modules, read into its options, so that each number has one place.
 
->>> options({"update": {"unit": "episodes", "batch_size": 10}, "reward_estimation": {"horizon": "episode", "discount": 0.9}})
-{'unit': 'episodes', 'batch_size': 10, 'horizon': None, 'gamma': 0.9}
+>>> options({"update": {"unit": "episodes", "batch_size": 10}, "reward_estimation": {"discount": 0.9}})
+{'unit': 'episodes', 'batch_size': 10, 'gamma': 0.9}
 
 Imports neither JAX nor Keras.
 """
@@ -58,7 +58,8 @@ def options(given: Given) -> dict[str, Any]:
     """Return the options that a specification stands for; what is already an option stays as it is.
 
     Raises:
-        SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to use).
+        SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to
+            use).
     """
     found: dict[str, Any] = {}
     for key, value in given.items():
@@ -118,7 +119,10 @@ def update(spec: Any) -> dict[str, Any]:
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
-    """Read how often updates are made: 1.0, a float of any type, is once per batch, as 0.5 is twice; 1 is every timestep or episode."""
+    """Read how often updates are made: 1.0, a float of any type, is once per batch, as 0.5 is twice.
+
+    1 is every timestep or episode.
+    """
     once = isinstance(spec, numbers.Real) and not isinstance(spec, numbers.Integral) and spec == 1.0
     return {"frequency": 0 if spec == "never" else None if once else spec}
 
@@ -177,7 +181,8 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
     if gae:
         if horizon != 1:
             raise SpecError(
-                f"gae_decay is the λ of advantages of one reward. Received: horizon={horizon!r}. Use horizon=1, or trace_decay."
+                f"gae_decay is the λ of advantages of one reward. Received: horizon={horizon!r}. Use "
+                "horizon=1, or trace_decay."
             )
         found |= {"horizon": "episode", "trace_decay": gae, "predict_horizon_values": True}
     new: dict[str, Any] = {}
@@ -221,11 +226,15 @@ def network_of_policy(given: Given, option: str) -> dict[str, Any]:
 
 
 def distributions(spec: Any) -> dict[str, Any]:
-    """Read `distributions`: that of float actions, under the type or by itself; those of other types can only be named."""
+    """Read `distributions`: that of float actions, under the type or by itself.
+
+    Those of other types can only be named.
+    """
     if isinstance(spec, Mapping) and "type" not in spec:
         for key in spec.keys() - {"float", "int", "bool"}:
             raise SpecError(
-                f"distributions are those of all actions of a type, float, int or bool. Received: {key!r}. Give the type."
+                f"distributions are those of all actions of a type, float, int or bool. Received: {key!r}. "
+                "Give the type."
             )
         found: dict[str, Any] = {}
         for own in spec.values():
@@ -253,7 +262,8 @@ def optimizer(spec: Any) -> dict[str, Any]:
     inner = own.pop("optimizer", None)
     if kind == "plus":
         raise SpecError(
-            "There is no optimizer 'plus' here. Give one such as 'adam', with multi_step, subsampling_fraction, "
+            "There is no optimizer 'plus' here. Give one such as 'adam', with multi_step, "
+            "subsampling_fraction, "
             "linesearch_iterations and clipping_threshold as wanted, or chain optax transformations."
         )
     if inner is not None and kind is not None and kind not in WRAPPERS:
@@ -297,7 +307,9 @@ def baseline(spec: Any) -> dict[str, Any]:
 
 
 def baseline_optimizer(spec: Any) -> dict[str, Any]:
-    """Read `baseline_optimizer`: the weight of the baseline's loss, an optimizer of its own, or how targets are synchronised."""
+    """Read `baseline_optimizer`: the weight of the baseline's loss, an optimizer of its own, or how
+    targets are synchronised.
+    """
     if spec is None:
         return {}
     if isinstance(spec, int | float) and not isinstance(spec, bool):
@@ -360,7 +372,8 @@ def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
 
 
 PREPROCESSORS = {
-    "exponential_normalization": "Give normalize_observations=True, which keeps running moments with the agent.",
+    "exponential_normalization": "Give normalize_observations=True, which keeps running moments with the "
+    "agent.",
     "image": "Use gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or --preprocess.",
     "sequence": "Use gymnasium.wrappers.FrameStackObservation, or a recurrent network.",
     "deltafier": "Use a wrapper of Gymnasium, or a recurrent network.",

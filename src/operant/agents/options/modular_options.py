@@ -367,15 +367,20 @@ class ModularConfig(
             )
         if not self.bootstraps and self.lam != 1.0:
             yield (
-                "lam mixes rewards with predicted values, and nothing is predicted: it would be a second discount. "
+                "lam mixes rewards with predicted values, and nothing is predicted: it would be a second "
+                "discount. "
                 f"Received: lam={self.lam!r}. Leave lam at 1, or give baseline_model='auto'."
             )
         if self.estimate_advantage and self.baseline_model is None:
             yield (
-                "estimate_advantage needs a baseline to subtract. Received: baseline_model=None. Give baseline_model='auto'."
+                "estimate_advantage needs a baseline to subtract. Received: baseline_model=None. Give "
+                "baseline_model='auto'."
             )
         if self.predict_terminal_values and not self.bootstraps:
-            yield "predict_terminal_values needs predict_horizon_values. Received: predict_horizon_values=False."
+            yield (
+                "predict_terminal_values needs predict_horizon_values. Received: "
+                "predict_horizon_values=False."
+            )
         if self.baseline_optimizer is not None:
             from operant.ops import optimise  # imports JAX, so only if there is one to check
 
@@ -386,7 +391,8 @@ class ModularConfig(
         if self.baseline_model == "shared" and self.baseline_optimizer is not None:
             yield (
                 "A baseline on the policy's own network is trained by its optimizer. "
-                f"Received: baseline_model='shared', baseline_optimizer={self.baseline_optimizer!r}. Leave baseline_optimizer out."
+                f"Received: baseline_model='shared', baseline_optimizer={self.baseline_optimizer!r}. Leave "
+                "baseline_optimizer out."
             )
         yield from self._memory_faults()
         yield from self._objective_faults()
@@ -402,8 +408,10 @@ class ModularConfig(
             )
         if self.baseline_model == "shared" or (self.baseline_model and self.baseline_optimizer is None):
             yield (
-                "gradient='natural' steps the policy alone: a baseline needs a network and an optimizer of its own. "
-                f"Received: baseline_model={self.baseline_model!r}, baseline_optimizer={self.baseline_optimizer!r}. "
+                "gradient='natural' steps the policy alone: a baseline needs a network and an optimizer of "
+                "its own. "
+                f"Received: baseline_model={self.baseline_model!r}, "
+                f"baseline_optimizer={self.baseline_optimizer!r}. "
                 "Give baseline_model='auto', baseline_optimizer='adam', baseline_lr=0.001."
             )
 
@@ -412,14 +420,19 @@ class ModularConfig(
             return
         if self.unit == "episodes":
             yield (
-                "memory='replay' draws timesteps. Received: unit='episodes'. Use unit='timesteps', or memory='recent'."
+                "memory='replay' draws timesteps. Received: unit='episodes'. Use unit='timesteps', or "
+                "memory='recent'."
             )
         if not isinstance(self.horizon, int | float) or self.horizon != int(self.horizon):
             yield (
-                f"memory='replay' needs a horizon that is a whole number. Received: horizon={self.horizon!r}. Try horizon=1."
+                "memory='replay' needs a horizon that is a whole number. Received: "
+                f"horizon={self.horizon!r}. Try horizon=1."
             )
         if self.lam != 1.0:
-            yield f"memory='replay' has no λ-returns. Received: lam={self.lam!r}. Leave lam out, or use memory='recent'."
+            yield (
+                f"memory='replay' has no λ-returns. Received: lam={self.lam!r}. Leave lam out, or use "
+                "memory='recent'."
+            )
         if self.predict_terminal_values:
             yield "predict_terminal_values needs memory='recent'. Received: memory='replay'."
         if self.capacity is not None and self.capacity < self.batch_size:
@@ -436,17 +449,25 @@ class ModularConfig(
                 value = getattr(self, name)
                 if value != default(type(self), name):
                     yield (
-                        f"{name} belongs to {to}. Received: {name}={value!r}, {decides}={getattr(self, decides)!r}. Leave it out."
+                        f"{name} belongs to {to}. Received: {name}={value!r}, "
+                        f"{decides}={getattr(self, decides)!r}. Leave it out."
                     )
 
     def _effects(self) -> Iterator[tuple[str, bool, str, tuple[str, ...]]]:
-        """Yield an option that decides whether others have an effect, whether they do, what they belong to, and their names."""
+        """Yield an option that decides whether others have an effect, whether they do, what they belong
+        to, and their names.
+        """
         policy, values = (self.objective == kind for kind in ("policy_gradient", "action_value"))
         baseline, own = self.baseline_model is not None, self.baseline_optimizer is not None
         natural, evolutionary = (self.gradient == kind for kind in ("natural", "evolutionary"))
         to_policy = (
-            "importance_sampling", "clipping_value", "entropy_regularization", "normalize_advantage", "std", "temperature",
-        )  # fmt: skip
+            "importance_sampling",
+            "clipping_value",
+            "entropy_regularization",
+            "normalize_advantage",
+            "std",
+            "temperature",
+        )
         yield "objective", policy, "objective='policy_gradient'", to_policy
         yield "objective", policy or values, "objective='policy_gradient'", ("estimate_advantage",)
         # Specifications from elsewhere may give `dpg` a `use_beta_distribution`: there it serves any actions.
@@ -472,15 +493,19 @@ class ModularConfig(
     def _deterministic_faults(self) -> Iterator[str]:
         if self.baseline_model is None or self.baseline_model == "shared":
             yield (
-                f"objective={DETERMINISTIC!r} climbs the values of actions, so it needs a baseline with a network of its own. "
+                f"objective={DETERMINISTIC!r} climbs the values of actions, so it needs a baseline with a "
+                "network of its own. "
                 f"Received: baseline_model={self.baseline_model!r}. Give baseline_model='auto'."
             )
         if self.baseline_optimizer is None and (
             self.gradient == "evolutionary" or self.linesearch_iterations
         ):
             yield (
-                f"objective={DETERMINISTIC!r} stops gradients of its policy's loss to keep the baseline fixed. Evolutionary gradients and a line "
-                f"search compare losses instead, so that the baseline would climb too. Received: gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, baseline_optimizer=None. "
+                f"objective={DETERMINISTIC!r} stops gradients of its policy's loss to keep the baseline "
+                "fixed. Evolutionary gradients and a line "
+                "search compare losses instead, so that the baseline would climb too. Received: "
+                f"gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, "
+                "baseline_optimizer=None. "
                 "Give baseline_optimizer='adam'."
             )
         if self.exploration is None:

@@ -21,7 +21,8 @@ class PQNConfig(EpsilonConfig, ModelConfig):
     )
     optimizer: Any = option(
         "radam",
-        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer or an optax "
+        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
+        "or an optax "
         "transformation",
     )
     grad_norm: float | None = option(

@@ -73,7 +73,8 @@ class AgentConfig(Config):
     )
     normalize_observations: bool = option(
         False,
-        "Scale float observations (numbers and vectors; not images) by their running mean and standard deviation, which are "
+        "Scale float observations (numbers and vectors; not images) by their running mean and standard "
+        "deviation, which are "
         "saved with the agent",
     )
     normalize_rewards: bool = option(
@@ -81,7 +82,10 @@ class AgentConfig(Config):
     )
 
     def batch(self, actors: int) -> int:
-        """Return roughly how many rows one gradient step has with `actors` actors; how many threads pay off depends on it."""
+        """Return roughly how many rows one gradient step has with `actors` actors.
+
+        How many threads pay off depends on it.
+        """
         return 0
 
     @property
@@ -90,7 +94,9 @@ class AgentConfig(Config):
         return (self.optimizer,)
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Say which options have no effect given the others, or none within a run's environment steps (None: endless)."""
+        """Say which options have no effect given the others, or none within a run's environment steps
+        (None: endless).
+        """
         for name, meta in options(type(self)).items():
             value = getattr(self, name)
             if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):
@@ -103,7 +109,10 @@ class AgentConfig(Config):
                 value = getattr(self, name)
                 number = name in ("lr", "beta1", "beta2", "opt_epsilon") or name.endswith("_lr")
                 if number and value != default(type(self), name):
-                    yield f"{name}={value!r} has no effect: the optimizer is an optax transformation, which has numbers of its own"
+                    yield (
+                        f"{name}={value!r} has no effect: the optimizer is an optax transformation, which "
+                        "has numbers of its own"
+                    )
 
     def check(self) -> Iterator[str]:
         """Refuse moments that never move: Adam would divide 0 by 0, and every step would be skipped."""
@@ -261,7 +270,8 @@ class EpsilonConfig(AgentConfig):
         if end < start and steps < first + decay:
             left = start + (end - start) * max(steps - first, 0) / decay
             yield (
-                f"Exploration goes on to the end: ε reaches {end:g} at step {first + decay:,.0f} (epsilon_decay_steps), and is {left:.2f} "
+                f"Exploration goes on to the end: ε reaches {end:g} at step {first + decay:,.0f} "
+                f"(epsilon_decay_steps), and is {left:.2f} "
                 f"at the run's last, {steps:,}"
             )
 
@@ -292,7 +302,8 @@ class ReplayConfig(AgentConfig):
     )
     buffer_initial_size: int | None = option(
         None,
-        "Replay buffer initial size: environment steps with random actions before learning starts (default: buffer-max-size)",
+        "Replay buffer initial size: environment steps with random actions before learning starts (default: "
+        "buffer-max-size)",
         unit="environment steps",
         low=0,
         search="int",
@@ -327,12 +338,14 @@ class ReplayConfig(AgentConfig):
         if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
             yield (
                 "buffer_initial_size must be at most buffer_max_size. "
-                f"Received: buffer_initial_size={self.buffer_initial_size}, buffer_max_size={self.buffer_max_size}."
+                f"Received: buffer_initial_size={self.buffer_initial_size}, "
+                f"buffer_max_size={self.buffer_max_size}."
             )
         if self.buffer_batch_size > self.buffer_max_size:
             yield (
                 "buffer_batch_size must be at most buffer_max_size. "
-                f"Received: buffer_batch_size={self.buffer_batch_size}, buffer_max_size={self.buffer_max_size}."
+                f"Received: buffer_batch_size={self.buffer_batch_size}, "
+                f"buffer_max_size={self.buffer_max_size}."
             )
 
 

@@ -1,7 +1,7 @@
 """Float actions in units: for every element, -1 is the lower bound, 1 the upper and 0 the middle.
 
-So noise, entropies and what critics read do not depend on the range that an environment happens to have. Environments,
-blocks and memories hold actions in the environment's own scale.
+So noise, entropies and what critics read do not depend on the range that an environment happens to have.
+Environments, blocks and memories hold actions in the environment's own scale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from operant.types import Array, Arrays
 
 def unit_heads(actions: Mapping[str, Leaf]) -> dict[str, Head]:
     """Return one head per action of a deterministic actor, whose output is the action in units."""
-    # Small kernels start the policy in the middle of the range, where tanh has a slope (Lillicrap et al. 2016, section 7).
+    # Small kernels start the policy in the middle of the range, where tanh has a slope (Lillicrap et al.
+    # 2016, section 7).
     return {name: Head(leaf.shape, scale=0.01, activation="tanh") for name, leaf in actions.items()}
 
 
@@ -51,8 +52,8 @@ def critic_inputs(states: Mapping[str, Leaf], actions: Mapping[str, Leaf]) -> di
 def with_actions(observation: Arrays, units: Arrays, spaces: Spaces) -> Arrays:
     """Return what critics read for observations `[*B, ...]` and actions `[*B, *shape]` in units.
 
-    They read 0 for an element with only one value, whatever the actor outputs: experience never shows them anything
-    else, and otherwise the actor would ascend, and targets would use, values that were never learnt.
+    They read 0 for an element with only one value, whatever the actor outputs: experience never shows them
+    anything else, and otherwise the actor would ascend, and targets would use, values that were never learnt.
     """
     states, actions = spaces.states.components, spaces.actions.components
     read = {}
@@ -84,7 +85,8 @@ def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
         if not leaf.bounded:
             which = "the action has" if spaces.actions.single else f"action {action!r} has"
             raise SpaceError(
-                f"{name} needs finite bounds of every float action, and {which} none (min_value={leaf.min_value}, "
+                f"{name} needs finite bounds of every float action, and {which} none "
+                f"(min_value={leaf.min_value}, "
                 f"max_value={leaf.max_value}). Give both, or {instead}."
             )
 

@@ -1,4 +1,6 @@
-"""What actor-critic algorithms that learn from fresh blocks share: one model with the policy's heads and a value."""
+"""What actor-critic algorithms that learn from fresh blocks share: one model with the policy's heads and a
+value.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
 
 
 def watch(policy: Product, weight: Array) -> Metrics:
-    """Return metrics of a policy: entropy, and the standard deviation of continuous actions, if there are any."""
+    """Return metrics of a policy: entropy, and the standard deviation of continuous actions, if there are
+    any.
+    """
     metrics = {"policy/entropy": losses.weighted_mean(policy.entropy(), weight)}
     std = policy.std()
     return metrics if std is None else metrics | {"policy/std": losses.weighted_mean(std, weight)}
@@ -56,7 +60,10 @@ def watch(policy: Product, weight: Array) -> Metrics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorCritic:
-    """Base of on-policy algorithms. A subclass adds `init` and `update`; its state has the field `variables`."""
+    """Base of on-policy algorithms.
+
+    A subclass adds `init` and `update`; its state has the field `variables`.
+    """
 
     config: Any
     spaces: Spaces
@@ -64,14 +71,16 @@ class ActorCritic:
     model: Model
     policy: Policy
     keeps_log_prob: ClassVar[bool] = True
-    """Whether the update needs the log-probability that an action had when it was drawn, among the extras of its row."""
+    """Whether the update needs the log-probability that an action had when it was drawn, among the extras
+    of its row."""
 
     @classmethod
     def build(cls, config: Any, spaces: Spaces, actors: int) -> Self:
         """Build the policy's heads and a value on one network, or on one each (see the option `separate`)."""
         separate = config.separate
         if separate is None:
-            # In a small trunk the value's gradients, of the size of returns, outweigh the policy's. Convolutions cost more
+            # In a small trunk the value's gradients, of the size of returns, outweigh the policy's.
+            # Convolutions cost more
             # than that.
             states = spaces.states.components.values()
             separate = not any(is_image(leaf.shape, leaf.num_values) for leaf in states)
@@ -143,13 +152,17 @@ class ActorCritic:
         return Action(action, extras, carry)
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block: -mean log π(a|s), and the error of the values to their λ-returns."""
+        """Return the imitation loss on a block: -mean log π(a|s), and the error of the values to their
+        λ-returns.
+        """
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return self.clone(outputs, self.steady(variables, outputs, block), block)
 
     def steady(self, variables: Tree, outputs: Arrays, block: Rollout) -> Array:
-        """Return the values to estimate returns with: those among `outputs`, or those of the network as in use if it differs in training."""
+        """Return the values to estimate returns with: those among `outputs`, or those of the network as in
+        use if it differs in training.
+        """
         if self.model.learns_otherwise:
             variables = self.model.in_use(variables)
             outputs = self.evaluate(variables, block.observation, block.carry, block.valid)

@@ -1,4 +1,6 @@
-"""What off-policy algorithms with a deterministic actor share: acting by Gaussian noise, climbing a critic, delayed moves."""
+"""What off-policy algorithms with a deterministic actor share: acting by Gaussian noise, climbing a
+critic, delayed moves.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class Deterministic(Continuous):
 
     @staticmethod
     def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return one head per action. Its output is the action in units; a Keras model as actor must end in tanh itself."""
+        """Return one head per action.
+
+        Its output is the action in units; a Keras model as actor must end in tanh itself.
+        """
         return unit_heads(spaces.actions.components)
 
     def greedy(self, outputs: Arrays) -> Arrays:
@@ -36,7 +41,10 @@ class Deterministic(Continuous):
         return {name: jnp.clip(x + coef * noise[name], -1.0, 1.0) for name, x in units.items()}
 
     def actor_loss(self, params: Tree, state: Any, critic: Tree, batch: ReplayBatch) -> tuple[Array, Tree]:
-        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing else; the state is from `learning`."""
+        """Return -mean Q₁(s, μ(s)) (Silver et al. 2014, eq. 9, written as a loss), and nothing else.
+
+        The state is from `learning`.
+        """
         name = next(iter(self.critics))
         units = self.greedy(self.outputs({**state.actor, "params": params}, batch.now))
         value = self.value(name, {**getattr(state, name), "params": critic}, batch.now, units)
@@ -69,7 +77,9 @@ class Deterministic(Continuous):
         return state, merged(improved, metrics)
 
     def spread(self) -> Array:
-        """Return the standard deviation of the acting noise in the environment's scale, the mean over action elements."""
+        """Return the standard deviation of the acting noise in the environment's scale, the mean over
+        action elements.
+        """
         leaves = self.spaces.actions.components.values()
         half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
         return jnp.asarray(self.config.step_noise_coef, jnp.float32) * np.float32(half.mean())

@@ -1,4 +1,6 @@
-"""Imitation losses: how far networks are from the actions taken, and values from the returns that followed."""
+"""Imitation losses: how far networks are from the actions taken, and values from the returns that
+followed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from operant.ops import losses
 from operant.types import Array, Arrays
 
 VALUE_WEIGHT = 0.5
-"""Weight of the values' error against the policy's: both start at about 1, and a shared network should serve actions first."""
+"""Weight of the values' error against the policy's: both start at about 1, and a shared network should
+serve actions first."""
 MARGIN = 0.8
 """By how much demonstrated actions should be worth more than others (Hester et al. 2018, appendix)."""
 
@@ -36,7 +39,8 @@ def value(
 ) -> Float[Array, ""]:
     """Return `VALUE_WEIGHT` times the mean squared error of values over the mean square of the returns.
 
-    Divided, since returns of whatever scale must not drown the log-probabilities that share a network with them.
+    Divided, since returns of whatever scale must not drown the log-probabilities that share a network with
+    them.
     """
     weight, target = valid.astype(jnp.float32), jax.lax.stop_gradient(target)
     error = losses.weighted_mean(losses.squared(predicted - target), weight)
@@ -44,7 +48,8 @@ def value(
 
 
 def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
-    """Return by how much other actions' values come too near to those of demonstrated ones (Hester et al. 2018, equation 5).
+    """Return by how much other actions' values come too near to those of demonstrated ones (Hester et al.
+    2018, equation 5).
 
     max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows.
 
@@ -66,6 +71,8 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
 
 
 def _mean(actions: list[Array], valid: Array) -> Array:
-    """Return the mean over the elements of all actions, `[*B, *shape]` each, side by side, and over valid rows."""
+    """Return the mean over the elements of all actions, `[*B, *shape]` each, side by side, and over valid
+    rows.
+    """
     elements = jnp.concatenate([x.reshape(*valid.shape, -1) for x in actions], axis=-1)
     return losses.weighted_mean(jnp.mean(elements, axis=-1), valid.astype(jnp.float32))

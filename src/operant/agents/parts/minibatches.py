@@ -56,8 +56,8 @@ def passes(
     If the rows do not divide into the minibatches, each pass leaves out a different random remainder.
 
     Args:
-        step: takes what is learned and a minibatch; returns the former after the step, and metrics (NaN: does not
-            apply).
+        step: takes what is learned and a minibatch; returns the former after the step, and metrics (NaN: does
+            not apply).
         learned: what the steps change.
         batch: leaves `[T, N, ...]`.
         key: consumed.
@@ -68,7 +68,8 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        What is learned in the end, and the mean of every metric over the steps to which it applies, of those in `STEP_COUNTS` the sum.
+        What is learned in the end, and the mean of every metric over the steps to which it applies, of those
+        in `STEP_COUNTS` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another

@@ -2,11 +2,12 @@
 
 Paper: Fortunato et al. 2018, "Noisy Networks for Exploration" (https://arxiv.org/abs/1706.10295).
 
-    w = μ + σ ε,   ε_kernel[i, j] = f(ε_i) f(ε_j),   ε_bias[j] = f(ε_j),   f(x) = sgn(x) √|x|       (eqs. 7, 10, 11)
+    w = μ + σ ε,  ε_kernel[i, j] = f(ε_i) f(ε_j),   ε_bias[j] = f(ε_j),   f(x) = sgn(x) √|x| (eqs. 7, 10, 11)
 
-with ε_i and ε_j Gaussian, one per input and output of a layer. The network's own parameters are the μ, with the network's
-own initial values; the σ are a dict of arrays beside them. So any network can be made noisy: a noisy call is a plain call
-with other parameters. Convolutions and recurrent cells stay as they are, as in the paper.
+with ε_i and ε_j Gaussian, one per input and output of a layer. The network's own parameters are the μ, with
+the network's own initial values; the σ are a dict of arrays beside them. So any network can be made noisy: a
+noisy call is a plain call with other parameters. Convolutions and recurrent cells stay as they are, as in the
+paper.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Noise(NamedTuple):
 
 
 def deviations(params: Arrays, std: float | Array) -> Arrays:
-    """Return the initial σ: std / √(inputs of the layer), for the kernels of dense layers and their biases (section 3.2).
+    """Return the initial σ: std / √(inputs of the layer), for the kernels of dense layers and their biases
+    (section 3.2).
 
     Raises:
         SpecError: the network has no dense layer.
@@ -52,7 +54,8 @@ def deviations(params: Arrays, std: float | Array) -> Arrays:
 
 def perturbed(params: Arrays, sigma: Arrays, key: Key) -> Arrays:
     """Return parameters μ + σ ε with noise drawn from the key (consumed), the same for a whole batch."""
-    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of them.
+    # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of
+    # them.
     kernels = sorted(name for name, x in sigma.items() if x.ndim == 2)
     sizes = [size for name in kernels for size in sigma[name].shape]
     drawn = jax.random.normal(key, (sum(sizes),), jnp.float32)

@@ -1,9 +1,11 @@
-"""What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient steps, targets.
+"""What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient
+steps, targets.
 
-For networks, actions are in units (see `operant.agents.parts.action_scaling`). Recurrent ones learn from replayed sequences
-(Heess et al. 2015, "Memory-based control with recurrent neural networks", https://arxiv.org/abs/1512.04455), from the
-states that they had when the agent acted (`operant.agents.parts.sequences`): while acting, critics are carried along, and
-remember what they saw and which actions were taken.
+For networks, actions are in units (see `operant.agents.parts.action_scaling`). Recurrent ones learn from
+replayed sequences (Heess et al. 2015, "Memory-based control with recurrent neural networks",
+https://arxiv.org/abs/1512.04455), from the states that they had when the agent acted
+(`operant.agents.parts.sequences`): while acting, critics are carried along, and remember what they saw and
+which actions were taken.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from operant.spec.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
-"""The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors' code), Haarnoja et al. 2018, table 1."""
+"""The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors'
+code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP: dict[str, Any] = {
     "loss/actor": np.float32(np.nan),
@@ -91,7 +94,8 @@ class CriticStep(NamedTuple):
     """A tuple, one entry for each critic."""
     optimizer: Tree
     ok: Array
-    """Whether the step was taken: a gradient that is not finite, or of no data, changes nothing but running averages."""
+    """Whether the step was taken: a gradient that is not finite, or of no data, changes nothing but
+    running averages."""
     skipped: Array
     """1 if it was left out for not being finite, else 0."""
     metrics: Metrics
@@ -99,11 +103,13 @@ class CriticStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Continuous(abc.ABC):
-    """Base of the algorithms. A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
+    """Base of the algorithms.
 
-    Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each model of
-    `critics` the variables under its name; these names and `actor`, prefixed with `target_`, hold the targets'
-    parameters.
+    A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
+
+    Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each
+    model of `critics` the variables under its name; these names and `actor`, prefixed with `target_`, hold
+    the targets' parameters.
     """
 
     config: Any
@@ -140,8 +146,9 @@ class Continuous(abc.ABC):
         )
         inputs = critic_inputs(states, spaces.actions.components)
         value, network = {"value": Head(())}, _network(config.critic_model)
-        # The critics normalise the states that the actor normalises, and no actions, which are in units already. A Keras
-        # model brings weights: a second critic draws its own, or it would stay a copy of the first.
+        # The critics normalise the states that the actor normalises, and no actions, which are in units
+        # already. A Keras model brings weights: a second critic draws its own, or it would stay a copy of the
+        # first.
         made = {
             critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
             for i, critic in enumerate(critics)
@@ -237,7 +244,8 @@ class Continuous(abc.ABC):
         return sum(leaf.size for leaf in self.spaces.actions.components.values())
 
     def update_noise(self, key: Key, n: int) -> Arrays:
-        """Return standard normal noise like `noise`, for use inside updates: by a hash, which runs few kernels.
+        """Return standard normal noise like `noise`, for use inside updates: by a hash, which runs few
+        kernels.
 
         erf⁻¹ of uniform numbers; the smallest are 2^-24 away from the ends, so that |z| is at most 5.3.
         """
@@ -267,7 +275,10 @@ class Continuous(abc.ABC):
     def act(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
     ) -> Action:
-        """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills. Extras are the recurrent states before."""
+        """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills.
+
+        Extras are the recurrent states before.
+        """
         outputs, after = self._forward(acting, observation, carry)
 
         def pick(x: Array, z: Array) -> Array:
@@ -283,7 +294,9 @@ class Continuous(abc.ABC):
     def recall(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, action: Arrays
     ) -> Action:
-        """Return what `act` would have returned, had it chosen these actions: what critics remember depends on them."""
+        """Return what `act` would have returned, had it chosen these actions: what critics remember
+        depends on them.
+        """
         after = self._forward(acting, observation, carry)[1]
         return self._with_carries(acting, observation, carry, after, action)
 
@@ -296,7 +309,9 @@ class Continuous(abc.ABC):
     def _with_carries(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
     ) -> Action:
-        """Return an action with the recurrent states of all networks: those before it as extras, those after it as carry."""
+        """Return an action with the recurrent states of all networks: those before it as extras, those
+        after it as carry.
+        """
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}
@@ -306,7 +321,9 @@ class Continuous(abc.ABC):
         return Action(action, {"carry": carry}, after)
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block: the mean squared distance of the actor's actions, in units."""
+        """Return the imitation loss on a block: the mean squared distance of the actor's actions, in
+        units.
+        """
         observation = {name: x[:-1] for name, x in block.observation.items()}
         carry = block.carry["actor"] if self.actor.recurrent else ()
         outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
@@ -343,7 +360,9 @@ class Continuous(abc.ABC):
 
     @staticmethod
     def _remembered(name: str, seen: NetworkInputs) -> tuple[Rollout, Array]:
-        """Return the sequences that contain the rows, with the stored states of one network, and which rows these are."""
+        """Return the sequences that contain the rows, with the stored states of one network, and which
+        rows these are.
+        """
         assert isinstance(seen.block, Rollout) and not isinstance(seen.row, tuple)
         return seen.block._replace(carry=seen.block.carry[name]), seen.row
 
@@ -352,17 +371,24 @@ class Continuous(abc.ABC):
         return with_actions(observation, action, self.spaces)
 
     def target_variables(self, state: Any, name: str) -> Tree:
-        """Return the variables of a target network: its own parameters, with the running moments of the network that it follows."""
+        """Return the variables of a target network: its own parameters, with the running moments of the
+        network that it follows.
+        """
         return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
-        """Return a state whose networks a loss applies as in training, each with noise of its own (see `Model.learning`)."""
+        """Return a state whose networks a loss applies as in training, each with noise of its own (see
+        `Model.learning`).
+        """
         models = enumerate(self.models.items())
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
 
     def improve_critics(self, state: Any, batch: ReplayBatch, target: Array) -> CriticStep:
-        """Take one step on the squared error to the target `[B]`, summed over the critics; the state is from `learning`."""
+        """Take one step on the squared error to the target `[B]`, summed over the critics.
+
+        The state is from `learning`.
+        """
         names = tuple(self.critics)
         params = tuple(getattr(state, name)["params"] for name in names)
         gradient = jax.value_and_grad(critic_loss, has_aux=True)
@@ -382,7 +408,10 @@ class Continuous(abc.ABC):
     def improve_actor(
         self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
     ) -> tuple[Tree, Tree, Metrics, Tree]:
-        """Take one step of the actor on its loss; return parameters, optimizer, metrics, and what the loss returned besides its value."""
+        """Take one step of the actor on its loss.
+
+        Return parameters, optimizer, metrics, and what the loss returned besides its value.
+        """
         (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
         params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
         metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
@@ -409,7 +438,8 @@ class Continuous(abc.ABC):
             block: the newest rows.
             counters: after the block.
             key: consumed.
-            step: one gradient step: takes (state, batch, key), returns the state and the metrics of `reported` (NaN: does not apply).
+            step: one gradient step: takes (state, batch, key), returns the state and the metrics of
+                `reported` (NaN: does not apply).
 
         Returns:
             The state, and the metrics' means over the steps to which they apply.
@@ -428,8 +458,9 @@ class Continuous(abc.ABC):
             ready &= Replay.has_sequence(memory, self.sequence_rows)
         steps = jnp.where(ready, count, 0)
         names = (*self.reported, "update/skipped")
-        # Two keys per step, as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in
-        # every iteration. Hashed: a cipher's loop for them would take as long as a small network's step.
+        # Two keys per step, as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is
+        # used in every iteration. Hashed: a cipher's loop for them would take as long as a small network's
+        # step.
         impl, words = jax.random.key_impl(key), prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
 
         def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:

@@ -1,7 +1,8 @@
-"""What Q-learning algorithms share: a network with a value for every choice of every action, and acting by it.
+"""What Q-learning algorithms share: a network with a value for every choice of every action, and acting by
+it.
 
-Actions of several components, or of components with a shape, have one set of values per element. Each element learns as if
-it were alone, from the shared reward (independent learners: Tan 1993).
+Actions of several components, or of components with a shape, have one set of values per element. Each element
+learns as if it were alone, from the shared reward (independent learners: Tan 1993).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def q_heads(spaces: Spaces, *, atoms: tuple[int, ...] = (), dueling: bool = Fals
 
 
 def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
-    """Return values per action, from advantages and the state's value if there is one (Wang et al. 2016, eq. 9).
+    """Return values per action, from advantages and the state's value if there is one (Wang et al. 2016, eq.
+    9).
 
     Args:
         outputs: by head.
@@ -62,7 +64,10 @@ def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QLearner:
-    """Base of Q-learning algorithms. A subclass adds `init`, `update` and the rest; its config has the options of ε."""
+    """Base of Q-learning algorithms.
+
+    A subclass adds `init`, `update` and the rest; its config has the options of ε.
+    """
 
     config: Any
     spaces: Spaces
@@ -83,7 +88,9 @@ class QLearner:
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
     ) -> Self:
-        """Build a head for each action, and with `dueling` one more for the state; refuse what cannot be served.
+        """Build a head for each action, and with `dueling` one more for the state.
+
+        Refuse what cannot be served.
 
         Raises:
             SpaceError: an action is of type float.
@@ -125,7 +132,9 @@ class QLearner:
         return QPolicyState(state.variables, self.epsilon(counters))
 
     def noise(self, key: Key, n: int) -> Tree:
-        """Return a coin for each actor, and the numbers by which each action element draws a random action."""
+        """Return a coin for each actor, and the numbers by which each action element draws a random
+        action.
+        """
         keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
         draws = {
             name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
@@ -155,11 +164,16 @@ class QLearner:
         return self.expected(self.model.apply(variables, observation, carry)[0])
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
-        """Return expected returns per action for rows, which a recurrent network reads in order; see `rollouts.evaluate`."""
+        """Return expected returns per action for rows, which a recurrent network reads in order.
+
+        See `rollouts.evaluate`.
+        """
         return self.expected(evaluate(self.model, variables, observation, carry, valid))
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block, the margin loss: see `operant.agents.parts.imitation.margin`."""
+        """Return the imitation loss on a block, the margin loss: see
+        `operant.agents.parts.imitation.margin`.
+        """
         observation = {name: x[:-1] for name, x in block.observation.items()}
         q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
         return imitation.margin(q_values, block.action, masks_of(observation), block.valid)
@@ -169,8 +183,8 @@ class QLearner:
     ) -> Action:
         """Act greedily, or with probability ε at random; each actor tosses its own coin.
 
-        A recurrent network sees every row, even if the action is random. Extras hold the state before it, if replay
-        needs it.
+        A recurrent network sees every row, even if the action is random. Extras hold the state before it, if
+        replay needs it.
         """
         coin, draws = noise
         masks = masks_of(observation)

@@ -1,10 +1,12 @@
-"""Sequences from a replay memory, as recurrent networks learn from them: the stored state warmed up, and n-step targets.
+"""Sequences from a replay memory, as recurrent networks learn from them: the stored state warmed up, and
+n-step targets.
 
 Paper: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"
 (https://openreview.net/forum?id=r1lyTjAqYX), section 3.
 
-The state that an older network stored when it acted is not what the present one would have. So the first rows of a sequence
-(burn-in) only bring the state up to date with the present network, and no gradient passes through them.
+The state that an older network stored when it acted is not what the present one would have. So the first rows
+of a sequence (burn-in) only bring the state up to date with the present network, and no gradient passes
+through them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def require_room(config: Any, actors: int, rows: int) -> None:
 
 
 def refuse_averages(models: Mapping[str, Model]) -> None:
-    """Refuse running averages beside a recurrent network: batches of successive rows hold some in which no action was taken.
+    """Refuse running averages beside a recurrent network: batches of successive rows hold some in which no
+    action was taken.
 
     Raises:
         SpecError: naming the networks.
@@ -57,20 +60,27 @@ def refuse_averages(models: Mapping[str, Model]) -> None:
     for name, model in models.items():
         if model.averages and remembering:
             raise SpecError(
-                f"{name} must not have running averages, such as batch normalisation, beside the recurrent {remembering[0]}. "
-                f"Received: {', '.join(model.averages)}. Use layer normalisation instead (layer_normalization)."
+                f"{name} must not have running averages, such as batch normalisation, beside the recurrent "
+                f"{remembering[0]}. "
+                f"Received: {', '.join(model.averages)}. Use layer normalisation instead "
+                "(layer_normalization)."
             )
 
 
 def begins(valid: Array, rows: int | None = None) -> Array:
-    """Return where episodes begin among successive rows: after each invalid one. `[rows, B]`, from `valid` `[T, B]`, with `rows` up to T + 1."""
+    """Return where episodes begin among successive rows: after each invalid one.
+
+    `[rows, B]`, from `valid` `[T, B]`, with `rows` up to T + 1.
+    """
     return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 
 def states(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
-    """Return the recurrent states before each row after the first `rows`, and after the last: leaves `[T - rows + 1, B, size]`.
+    """Return the recurrent states before each row after the first `rows`, and after the last: leaves
+    `[T - rows + 1, B, size]`.
 
-    No gradient passes through the first `rows` rows. See `warmed`. The observation after the last row is not read.
+    No gradient passes through the first `rows` rows. See `warmed`. The observation after the last row is not
+    read.
     """
     carry, rest = warmed(model, variables, block, rows), cut(block, rows)
     observation = {name: x[: len(rest.valid)] for name, x in rest.observation.items()}
@@ -103,10 +113,11 @@ def cut(block: Rollout, rows: int) -> Rollout:
 def transitions(
     block: Rollout, rows: int, n: int, gamma: float | Array
 ) -> tuple[Transition, Int[Array, "rows B"]]:
-    """Return the n-step transitions that begin at the first `rows` rows of a block, flattened, and the rows where they end.
+    """Return the n-step transitions that begin at the first `rows` rows of a block, flattened, and the rows
+    where they end.
 
-    They are like those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column in the
-    block.
+    They are like those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column
+    in the block.
 
     Args:
         block: `[rows + n - 1, B]`.

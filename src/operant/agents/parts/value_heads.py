@@ -1,7 +1,8 @@
-"""What the outputs of a Q-network say about an action: its expected return, or the distribution of its return.
+"""What the outputs of a Q-network say about an action: its expected return, or the distribution of its
+return.
 
-A head outputs `[*B, *action shape, values]`, with one more axis of atoms for distributions. The elements of all actions
-side by side form the axis `E`.
+A head outputs `[*B, *action shape, values]`, with one more axis of atoms for distributions. The elements of
+all actions side by side form the axis `E`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class ValueHead(Protocol):
         ...
 
     def best(self, output: Array, online: Array, mask: Array | None) -> Array:
-        """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is largest."""
+        """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is
+        largest.
+        """
         ...
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
@@ -127,7 +130,10 @@ class CategoricalValue(ValueDistribution):
         return jnp.sum(jax.nn.softmax(output, axis=-1) * atoms, axis=-1)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Return the cross-entropy to the projected target (algorithm 1); the divergence from it is the priority."""
+        """Return the cross-entropy to the projected target (algorithm 1).
+
+        The divergence from it is the priority.
+        """
         position = reward[..., None] + discount[..., None] * self.support.reshape(1, 1, -1)
         weight = jax.nn.softmax(following, axis=-1)
         target = distributional.project(position, weight, self.low, self.high, self.size)
@@ -149,7 +155,10 @@ class QuantileValue(ValueDistribution):
         return jnp.mean(output, axis=-1)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Return the quantile Huber loss (equation 10); the mean absolute difference of target and quantile is the priority."""
+        """Return the quantile Huber loss (equation 10).
+
+        The mean absolute difference of target and quantile is the priority.
+        """
         target = jax.lax.stop_gradient(reward[..., None] + discount[..., None] * following)
         kappa = 1.0 if self.huber is None else self.huber
         loss = distributional.quantile_huber(taken, target, delta=kappa)

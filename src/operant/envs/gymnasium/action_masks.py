@@ -17,17 +17,17 @@ MASK = "action_mask"
 class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A Gymnasium environment whose observations have the mask of its actions as an entry, `action_mask`.
 
-    The mask is what the method `action_masks()` of the environment returns (as for sb3-contrib's MaskablePPO), or, where
-    there is no such method, `info["action_mask"]` (as of Taxi-v4). Observations are `Dict` spaces: the environment's own
-    entries and `action_mask`, or `observation` and `action_mask`.
+    The mask is what the method `action_masks()` of the environment returns (as for sb3-contrib's
+    MaskablePPO), or, where there is no such method, `info["action_mask"]` (as of Taxi-v4). Observations are
+    `Dict` spaces: the environment's own entries and `action_mask`, or `observation` and `action_mask`.
 
     Args:
-        env: with actions `Discrete` (mask: `n` entries, 1 where allowed) or `MultiDiscrete` (one choice after the other,
-            `sum(nvec)` entries).
+        env: with actions `Discrete` (mask: `n` entries, 1 where allowed) or `MultiDiscrete` (one choice after
+            the other, `sum(nvec)` entries).
 
     Raises:
-        SpaceError: the actions are of another kind; the observations have such an entry already; in `reset` and `step`:
-            the environment gives no mask, or one of another size.
+        SpaceError: the actions are of another kind; the observations have such an entry already; in `reset`
+            and `step`: the environment gives no mask, or one of another size.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -61,7 +61,8 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         mask = self.env.get_wrapper_attr("action_masks")() if self._told else info.get(MASK)
         if mask is None:
             raise SpaceError(
-                f"{self.env} tells no mask. It is taken from the environment's method action_masks() or from info['{MASK}']."
+                f"{self.env} tells no mask. It is taken from the environment's method action_masks() or "
+                f"from info['{MASK}']."
             )
         entry = np.asarray(mask).reshape(-1)
         if entry.shape != (self._size,):

@@ -1,4 +1,6 @@
-"""Gymnasium's environments: found by id, made without the wrappers that cost time, and shown as `Environment`."""
+"""Gymnasium's environments: found by id, made without the wrappers that cost time, and shown as
+`Environment`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def find(name: str) -> EnvSpec | None:
             importlib.import_module(module)
         except ImportError as error:
             raise SpecError(
-                f"The module of environment {name!r} cannot be imported: {error}. Check its name and that it is installed."
+                f"The module of environment {name!r} cannot be imported: {error}. Check its name and that "
+                "it is installed."
             ) from None
     if label not in gymnasium.registry and not register_atari() and _ATARI_ID.search(label):
         raise SpecError(f"Environment {name!r} needs ALE. Install it: pip install 'operant[atari]'.")
@@ -93,7 +96,8 @@ def _extra(spec: EnvSpec) -> tuple[str, str] | None:
 
 
 def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """Make one environment of Gymnasium, without checks, order enforcement and time limit: operant has its own.
+    """Make one environment of Gymnasium, without checks, order enforcement and time limit: operant has its
+    own.
 
     Args:
         spec: from `find`.
@@ -171,7 +175,8 @@ def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
     """Say what is wrong with a vector's autoreset; None if nothing is."""
     if any(kind.__name__ == "FunctionalJaxVectorEnv" for kind in type(vector.unwrapped).__mro__):
         return "holds all others still where one begins anew"
-    # Gymnasium's vectors have it as an attribute; they also write it into metadata, which all vectors of a class share.
+    # Gymnasium's vectors have it as an attribute; they also write it into metadata, which all vectors of a
+    # class share.
     mode = getattr(vector.unwrapped, "autoreset_mode", None)
     if not isinstance(mode, gymnasium.vector.AutoresetMode):
         mode = vector.metadata.get("autoreset_mode")
@@ -220,14 +225,19 @@ def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
 
 
 def _parameters(creator: Any) -> set[str]:
-    """Return the parameter names of a function, or of a class and its bases, to which it may pass arguments on."""
+    """Return the parameter names of a function, or of a class and its bases, to which it may pass
+    arguments on.
+    """
     makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
     parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
-    """Call what may fail for a missing package, and say which one to install; or because of arguments, and say which."""
+    """Call what may fail for a missing package, and say which one to install.
+
+    Or because of arguments, and say which.
+    """
     needs = _extra(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
@@ -249,7 +259,8 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
             else ""
         )
         raise SpecError(
-            f"Environment {spec.id!r} cannot be made: {type(error).__name__}: {str(error).rstrip('.')}.{received}"
+            f"Environment {spec.id!r} cannot be made: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}.{received}"
         ) from error
 
 
@@ -302,7 +313,9 @@ class GymnasiumEnv(Environment):
         return self.spaces.unflatten(flat), terminal, reward
 
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
-        """As `execute`, but takes and returns stored components, masks included: for processes, which pass them on."""
+        """As `execute`, but takes and returns stored components, masks included: for processes, which pass
+        them on.
+        """
         answer = self.gymnasium.step(self.codec.decode(actions, False))
         if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
             try:
@@ -350,7 +363,8 @@ def begin(env: gymnasium.Env, seed: int | None) -> Any:
         if "unexpected keyword argument 'seed'" not in str(error):
             raise
         raise EnvironmentError(
-            f"reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It raised TypeError: {error}."
+            "reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It "
+            f"raised TypeError: {error}."
         ) from error
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
         raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
@@ -370,11 +384,13 @@ def check_step(answer: Any, *, strict: bool = True) -> None:
         strict: whether 0 and 1 are refused as truth values.
 
     Raises:
-        EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two truth values.
+        EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two
+            truth values.
     """
     if not isinstance(answer, tuple) or len(answer) != 5:
         raise EnvironmentError(
-            f"step must return (observation, reward, terminated, truncated, info). Received: {outline(answer)}."
+            "step must return (observation, reward, terminated, truncated, info). Received: "
+            f"{outline(answer)}."
         )
     _, reward, terminated, truncated, _ = answer
     if (
@@ -417,10 +433,13 @@ def own_limit(env: gymnasium.Env) -> int | None:
 
 
 def stacked_frames(env: gymnasium.Env) -> int | None:
-    """Return how many successive frames an observation holds, of which each step adds one; None if that is not known.
+    """Return how many successive frames an observation holds, of which each step adds one.
 
-    The number is the attribute `stacked_frames` of an environment, which stacks them in the last axis, or the size of
-    Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave observations alone.
+    None if that is not known.
+
+    The number is the attribute `stacked_frames` of an environment, which stacks them in the last axis, or the
+    size of Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave
+    observations alone.
     """
     while not hasattr(env, "stacked_frames"):
         if isinstance(env, FrameStackObservation):
@@ -440,7 +459,10 @@ def _is_stack(space: gymnasium.Space[Any]) -> bool:
 
 
 def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
-    """Tell whether a wrapper leaves observations as they are. An unknown one may change the same frame differently in two stacks."""
+    """Tell whether a wrapper leaves observations as they are.
+
+    An unknown one may change the same frame differently in two stacks.
+    """
     if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
         return True
     # A step of these brings several frames.

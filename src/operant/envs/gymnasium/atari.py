@@ -1,7 +1,9 @@
-"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by `operant.envs.gymnasium.preprocessing`.
+"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by
+`operant.envs.gymnasium.preprocessing`.
 
-Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these (signs of
-rewards, an episode for each life) is in `operant.envs.gymnasium.games`, which keeps the true score for reports.
+Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these
+(signs of rewards, an episode for each life) is in `operant.envs.gymnasium.games`, which keeps the true score
+for reports.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ VECTOR_ARGUMENTS = (
     "num_threads",
     "thread_affinity_offset",
 )
-"""Arguments of ALE's vector that are left to the user. Others have another name here, or would break the stream of rows."""
+"""Arguments of ALE's vector that are left to the user.
+
+Others have another name here, or would break the stream of rows.
+"""
 
 
 def has_lives(source: EnvSpec) -> bool:
@@ -48,10 +53,11 @@ def has_lives(source: EnvSpec) -> bool:
 
 
 def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
-    """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
+    """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame
+    first.
 
-    Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several such
-    environments into what training needs (`clip_rewards`, `episodic_life`).
+    Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several
+    such environments into what training needs (`clip_rewards`, `episodic_life`).
 
     Args:
         env: an environment, or an id such as `PongNoFrameskip-v4`, `ALE/Pong-v5` or `CarRacing-v3`.
@@ -115,7 +121,10 @@ def own_vector(
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
-    """ALE's vector with the frames in the last axis, as networks and replay expect them; keeps the lives left."""
+    """ALE's vector with the frames in the last axis, as networks and replay expect them.
+
+    Keeps the lives left.
+    """
 
     def __init__(self, env: gymnasium.vector.VectorEnv, settings: PreprocessingOptions) -> None:
         super().__init__(env)

@@ -1,6 +1,9 @@
-"""Games as training sees them: rewards clipped, an episode for each life; the game's own score is kept for reports.
+"""Games as training sees them: rewards clipped, an episode for each life.
 
-Paper: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, training details).
+The game's own score is kept for reports.
+
+Paper: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, training
+details).
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from operant.spec.spaces import Codec
 
 
 class _Lives:
-    """Counts the lives of a vector's games; in the row after one was lost, FIRE is pressed if the game has it.
+    """Counts the lives of a vector's games.
+
+    In the row after one was lost, FIRE is pressed if the game has it.
 
     Lives are known only of Atari games in this process; others count as having one.
     """
@@ -87,9 +92,9 @@ class _Wrapper(VectorEnv):
 class Games(_Wrapper):
     """Games as training sees them, while `game` tells what reports count: whole games and their true scores.
 
-    A lost life ends an episode (`terminated`), and the game goes on with the next episode. In the row in between, which
-    follows the episode's last observation, FIRE is pressed if the game has it (it may wait for that), else no action is
-    taken; what this row earns counts for the score only.
+    A lost life ends an episode (`terminated`), and the game goes on with the next episode. In the row in
+    between, which follows the episode's last observation, FIRE is pressed if the game has it (it may wait for
+    that), else no action is taken; what this row earns counts for the score only.
 
     Args:
         vector: the games. Lives are known only of Atari games in this process; others count as having one.
@@ -102,7 +107,9 @@ class Games(_Wrapper):
         self._clip, self._lives_end = clip_rewards, episodic_life
 
     def judged(self) -> VectorEnv:
-        """Return the same games in the form in which policies are evaluated: whole, with unclipped rewards (`WholeGames`)."""
+        """Return the same games in the form in which policies are evaluated: whole, with unclipped rewards
+        (`WholeGames`).
+        """
         return whole_games(self._vector) if self._lives_end else self._vector
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
@@ -118,8 +125,8 @@ class Games(_Wrapper):
 class WholeGames(_Wrapper):
     """Whole games with unclipped rewards, but with FIRE after a lost life if the game has it, as in `Games`.
 
-    They are for evaluating a policy that learnt with an episode for each life: it has not learnt to press FIRE, and
-    would stand still until the end of the game.
+    They are for evaluating a policy that learnt with an episode for each life: it has not learnt to press
+    FIRE, and would stand still until the end of the game.
 
     Args:
         vector: the games.
@@ -148,7 +155,9 @@ def _uncounted(n: int) -> tuple[Callable[[], np.ndarray], Any]:
 
 
 def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
-    """Return what counts the lives of a vector's games, and the action that continues a game after a lost one."""
+    """Return what counts the lives of a vector's games, and the action that continues a game after a lost
+    one.
+    """
     if isinstance(vector, AtariVector):
         return lambda: vector.lives, vector.resume
     games = [within(getattr(cell, "env", None)) for cell in getattr(vector, "cells", ())]

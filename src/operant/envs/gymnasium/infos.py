@@ -1,4 +1,6 @@
-"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what was found."""
+"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what
+was found.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ class InfoCollector:
         number = as_number(value)
         if number is None:
             raise EnvironmentError(
-                f"info[{key!r}] must be a number to be recorded. Received: {value!r} ({type(value).__name__}). "
+                f"info[{key!r}] must be a number to be recorded. Received: {value!r} "
+                f"({type(value).__name__}). "
                 "Leave it out of info_keywords."
             )
         return number

@@ -1,7 +1,7 @@
 """PettingZoo's parallel environments, shown as one `Environment` with several actors.
 
-All agents of such an environment are played by one policy, each as an actor of its own. They must have the same spaces:
-PettingZoo's wrappers can pad observations and actions to that end.
+All agents of such an environment are played by one policy, each as an actor of its own. They must have the
+same spaces: PettingZoo's wrappers can pad observations and actions to that end.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class PettingZooEnv(Environment):
         joined = [agent for agent in self.pettingzoo.agents if agent not in acting]
         if joined:
             raise EnvironmentError(
-                f"The agent {joined[0]!r} of {self.pettingzoo} joined within an episode. All that act in one must be there from its beginning: "
+                f"The agent {joined[0]!r} of {self.pettingzoo} joined within an episode. All that act in "
+                "one must be there from its beginning: "
                 "let reset begin with all agents, and let those act without effect whose time has not come."
             )
         terminal = [1 if terminated[agent] else 2 if truncated[agent] else 0 for agent in acting]

@@ -1,10 +1,11 @@
 """Images as deep Q-learning sees them: grey, 84 x 84, every fourth frame, in stacks of the last four.
 
-Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, preprocessing and training
-details); Machado et al. 2018, "Revisiting the Arcade Learning Environment" (sticky actions, whole games).
+Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, preprocessing
+and training details); Machado et al. 2018, "Revisiting the Arcade Learning Environment" (sticky actions,
+whole games).
 
-`PreprocessingWrapper`, a Gymnasium wrapper, does this for images of any kind; several Atari games run in ALE's own vector
-(`operant.envs.gymnasium.atari`), which makes the same pixels.
+`PreprocessingWrapper`, a Gymnasium wrapper, does this for images of any kind; several Atari games run in
+ALE's own vector (`operant.envs.gymnasium.atari`), which makes the same pixels.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class PreprocessingOptions:
     """
 
     max_frame: bool = False
-    """Take the maximum of the last two frames, pixel by pixel: some games draw objects in every other frame only."""
+    """Take the maximum of the last two frames, pixel by pixel: some games draw objects in every other
+    frame only."""
     frame_skip: int = 4
     """Frames for which an action is repeated; the last one (or two) is seen. Rewards are summed."""
     stack: int = 4
@@ -74,15 +76,18 @@ def refusal(name: str, shape: Any) -> SpecError:
     """Return the error of an environment that shows no images."""
     return SpecError(
         f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. "
-        "It is for images (height, width, 3 or 1). Leave --preprocess out; in a program, give preprocess=False."
+        "It is for images (height, width, 3 or 1). Leave --preprocess out; in a program, give "
+        "preprocess=False."
     )
 
 
 class PreprocessingWrapper(gymnasium.Wrapper):
-    """An environment that shows images, Atari's or other, preprocessed; observations uint8 `[size, size, stack]`.
+    """An environment that shows images, Atari's or other, preprocessed.
 
-    Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An environment
-    that skips frames itself is not made to skip more.
+    Observations uint8 `[size, size, stack]`.
+
+    Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An
+    environment that skips frames itself is not made to skip more.
 
     Args:
         env: its observations are uint8 `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
@@ -102,7 +107,8 @@ class PreprocessingWrapper(gymnasium.Wrapper):
         skips = getattr(inner, "_frameskip", 1) != 1
         if skips and settings.max_frame:
             raise SpecError(
-                f"{name!r} skips frames itself, so max_frame cannot see the last two. Make it with frameskip=1, or give its id."
+                f"{name!r} skips frames itself, so max_frame cannot see the last two. Make it with "
+                "frameskip=1, or give its id."
             )
         self.settings = dataclasses.replace(settings, frame_skip=1) if skips else settings
         self.stacked_frames = settings.stack
@@ -187,8 +193,8 @@ def _is_image(space: gymnasium.spaces.Box) -> bool:
 class _Averages:
     """Averages `count` pixels over `size` equal stretches, along an axis of an image.
 
-    Each stretch covers few pixels, so the averages are a sum over shifted copies. A matrix product would wake BLAS's
-    threads, which cost more than they gain here.
+    Each stretch covers few pixels, so the averages are a sum over shifted copies. A matrix product would wake
+    BLAS's threads, which cost more than they gain here.
     """
 
     def __init__(self, count: int, size: int, axis: int) -> None:
@@ -216,7 +222,10 @@ def resuming(env: Any, meanings: list[str]) -> Any:
 
 
 def make(spec: GymnasiumSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """Make one environment of Gymnasium, preprocessed; without the registry's time limit, like `adapter.make`."""
+    """Make one environment of Gymnasium, preprocessed.
+
+    Without the registry's time limit, like `adapter.make`.
+    """
     settings, own = read(arguments)
     if spec.entry_point == adapter.ATARI:
         for name in sorted(own.keys() & {"frameskip", "obs_type"}):

@@ -39,7 +39,8 @@ class CartPole:
     """Keep a pole upright on a cart that is pushed left (0) or right (1).
 
     Barto, Sutton and Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control
-    problems". The state is the observation: position (m), velocity (m/s), angle (rad), angular velocity (rad/s).
+    problems". The state is the observation: position (m), velocity (m/s), angle (rad), angular velocity
+    (rad/s).
 
     Args:
         sutton_barto_reward: reward -1 at the fall and 0 before, in place of 1 for every step.
@@ -85,8 +86,8 @@ class CartPole:
 class Acrobot:
     """Swing the tip of a two-link arm above a line; torque -1, 0 or 1 on the joint between the links.
 
-    Sutton 1996, "Generalization in reinforcement learning", with the equations of motion of Sutton and Barto's
-    book. State: the two angles (rad) and their velocities (rad/s).
+    Sutton 1996, "Generalization in reinforcement learning", with the equations of motion of Sutton and
+    Barto's book. State: the two angles (rad) and their velocities (rad/s).
 
     Args:
         max_episode_timesteps: time limit.
@@ -255,8 +256,8 @@ class MountainCar:
 class MountainCarContinuous:
     """Drive an underpowered car out of a valley with a force in [-1, 1].
 
-    Moore 1990, as `MountainCar`. Reward 100 at the goal, less 0.1 force^2 for every step (of the force before it
-    is clipped, as in Gymnasium).
+    Moore 1990, as `MountainCar`. Reward 100 at the goal, less 0.1 force^2 for every step (of the force before
+    it is clipped, as in Gymnasium).
 
     Args:
         goal_velocity: smallest velocity with which the goal counts.

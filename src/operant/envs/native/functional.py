@@ -1,9 +1,10 @@
 """Functional environments of other libraries as native environments: Gymnasium's own, gymnax's and brax's.
 
 The libraries are imported when asked for. Their automatic resets and time limits are not used: the driver of
-`operant.envs.native.native_env` does both, so termination and truncation stay apart and the last observation of an episode is
-kept. Their code runs under JAX's default promotion rules, whatever the program has set. Keys may be of either kind
-(`jax.random.key` or `jax.random.PRNGKey`); foreign code gets the old kind, which all of it accepts.
+`operant.envs.native.native_env` does both, so termination and truncation stay apart and the last observation
+of an episode is kept. Their code runs under JAX's default promotion rules, whatever the program has set. Keys
+may be of either kind (`jax.random.key` or `jax.random.PRNGKey`); foreign code gets the old kind, which all of
+it accepts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from operant.types import Array, Arrays, Key, Tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adapter:
-    """What the adapters share. Compared and hashed by identity: keep the object to share compiled programs."""
+    """What the adapters share.
+
+    Compared and hashed by identity: keep the object to share compiled programs.
+    """
 
     env: Any
     params: Any
@@ -176,10 +180,10 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
     """Adapt an environment of brax.
 
     Args:
-        env: a registered name (``'ant'``), or an environment. Wrappers are removed: those of brax replace the last
-            observation of an episode and mix time limits with terminations.
-        backend: physics engine (``'mjx'``, ``'spring'``, ``'positional'``, ``'generalized'``); None: that of the
-            environment. Only with a name.
+        env: a registered name (``'ant'``), or an environment. Wrappers are removed: those of brax replace the
+            last observation of an episode and mix time limits with terminations.
+        backend: physics engine (``'mjx'``, ``'spring'``, ``'positional'``, ``'generalized'``); None: that of
+            the environment. Only with a name.
         max_episode_timesteps: time limit, by default brax's own.
 
     Raises:
@@ -216,7 +220,8 @@ def _import(module: str) -> Any:
     except ImportError as error:
         name = module.partition(".")[0]
         raise SpecError(
-            f"The package {name!r} is needed and cannot be imported ({error}). Install it: pip install 'operant[{name}]'."
+            f"The package {name!r} is needed and cannot be imported ({error}). Install it: pip install "
+            f"'operant[{name}]'."
         ) from error
 
 
@@ -240,12 +245,16 @@ def _split(key: Key, n: int) -> list[Array]:
 
 
 def _strong(tree: Tree) -> Tree:
-    """Give every leaf a strong type: weakly typed Python numbers would adopt that of what they are combined with."""
+    """Give every leaf a strong type: weakly typed Python numbers would adopt that of what they are
+    combined with.
+    """
     return jax.tree.map(lambda x: x if _is_key(x) else jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def _lasting(state: Tree, follow: Callable[[Tree], Tree]) -> Tree:
-    """Give every leaf a type that it can keep: what begins as a whole number and becomes a float is a float from the start."""
+    """Give every leaf a type that it can keep: what begins as a whole number and becomes a float is a
+    float from the start.
+    """
     state, before = _strong(state), None
     while before != (types := [x.dtype for x in jax.tree.leaves(state)]):
         before, after = types, jax.eval_shape(follow, state)

@@ -1,14 +1,14 @@
 """JAX-native environments: the protocol, the batched stream driver, and its twin on the host.
 
-A native environment is one environment without a batch axis, written as two pure functions. `start` and `step`
-run `N` of them side by side with Gymnasium's next-step autoreset: an actor whose last row ended an episode
-ignores its action, is reset, and answers with the first observation of the next episode, reward 0 and neither
-flag. That is the stream of `operant.types`. Time limits belong to the driver, so an environment only says when
-it terminates.
+A native environment is one environment without a batch axis, written as two pure functions. `start` and
+`step` run `N` of them side by side with Gymnasium's next-step autoreset: an actor whose last row ended an
+episode ignores its action, is reset, and answers with the first observation of the next episode, reward 0 and
+neither flag. That is the stream of `operant.types`. Time limits belong to the driver, so an environment only
+says when it terminates.
 
-Randomness is addressed: what actor `i` draws at row `t` is a pure function of (key, `t`, `i`). Hence the stream
-depends neither on how many rows one call runs nor on how many actors run beside it, and one key serves the
-whole run. Row numbers are 32 bits wide: after 2^32 rows the draws repeat.
+Randomness is addressed: what actor `i` draws at row `t` is a pure function of (key, `t`, `i`). Hence the
+stream depends neither on how many rows one call runs nor on how many actors run beside it, and one key serves
+the whole run. Row numbers are 32 bits wide: after 2^32 rows the draws repeat.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class NativeEnv(Protocol):
     """One environment as pure functions, such as a frozen dataclass.
 
     Equal environments share their compiled programs. Observations and actions are flat dicts of arrays by
-    component name (``{"state": x}``, ``{"action": a}``), without leading axes. The structure, shapes and dtypes
-    of the state never change.
+    component name (``{"state": x}``, ``{"action": a}``), without leading axes. The structure, shapes and
+    dtypes of the state never change.
     """
 
     @property
@@ -147,8 +147,9 @@ def step(env: NativeEnv, actors: NativeActors, actions: Arrays, key: Key) -> tup
     ended, row = actors.ended, actors.row
     n = ended.shape[0]
     state, stepped = jax.vmap(env.step)(actors.state, actions, _keys(key, _STEP, row, n))
-    # Draws for a reset are needed on few rows. Under `vmap` over runs the branch becomes a select of both results,
-    # and of the operands, which JAX's check of key reuse takes for a second use of a key: so it is given plain numbers.
+    # Draws for a reset are needed on few rows. Under `vmap` over runs the branch becomes a select of both
+    # results, and of the operands, which JAX's check of key reuse takes for a second use of a key: so it is
+    # given plain numbers.
     impl, words = jax.random.key_impl(key), jax.random.key_data(key)
 
     def restart(words: Array, old: Tree) -> Tree:
@@ -225,9 +226,9 @@ class NativeHostVector:
         """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
 
         Args:
-            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX would cut to
-                32 bits, that of a key of its own. None begins the stream of the key given at construction, and at later
-                calls a new one.
+            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX
+                would cut to 32 bits, that of a key of its own. None begins the stream of the key given at
+                construction, and at later calls a new one.
         """
         if seed is not None:
             self._key = _key_of(seed)
@@ -265,7 +266,8 @@ class NativeHostVector:
         leaves = self.spaces.actions.components
         if set(actions) != set(leaves):
             raise SpaceError(
-                f"actions must have the components {sorted(leaves)}. Received the components: {sorted(actions)}."
+                f"actions must have the components {sorted(leaves)}. Received the components: "
+                f"{sorted(actions)}."
             )
         arrays = {}
         for name, leaf in leaves.items():

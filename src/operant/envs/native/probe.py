@@ -82,8 +82,8 @@ def _near(action: Array, target: Array) -> Array:
 class _OneAction:
     """What most probes share: one action, which should follow a number `wanted` in -1..1.
 
-    A discrete action follows it by its sign (1 for above 0) and pays 1 or -1, a continuous one by being half of it.
-    By default the observation is a constant 0, the action has no effect, and the value is 1.
+    A discrete action follows it by its sign (1 for above 0) and pays 1 or -1, a continuous one by being half
+    of it. By default the observation is a constant 0, the action has no effect, and the value is 1.
     """
 
     continuous: bool = False
@@ -173,7 +173,10 @@ class ActionRewardProbe(_OneAction):
 
 
 class ObservationActionProbe(_OneAction):
-    """One row; the action must have the sign of the observation (1 for 1, 0 for -1), or be half of it. Value 1."""
+    """One row; the action must have the sign of the observation (1 for 1, 0 for -1), or be half of it.
+
+    Value 1.
+    """
 
     _num_values = 2
 
@@ -194,8 +197,8 @@ class ObservationActionProbe(_OneAction):
 class TruncationProbe(_OneAction):
     """Reward 1 for ever, one observation, episodes truncated. Value 1 / (1 - gamma).
 
-    Were truncation taken for termination, the value would be a mean of (1 - gamma^k) / (1 - gamma) over the rows
-    left, k from 1 to `max_episode_timesteps`.
+    Were truncation taken for termination, the value would be a mean of (1 - gamma^k) / (1 - gamma) over the
+    rows left, k from 1 to `max_episode_timesteps`.
     """
 
     max_episode_timesteps: int | None = 4
@@ -213,9 +216,9 @@ class TruncationProbe(_OneAction):
 class MemoryProbe(_OneAction):
     """A sign is shown at the first row only and asked for `delay` rows later. Value gamma^(rows left).
 
-    The observation is (sign or 0, elapsed / delay). Actions before the last row do nothing; the last is paid as in
-    `ObservationActionProbe`. Without memory no policy gets more than 0 on average (the discrete one guesses, the
-    continuous one answers 0).
+    The observation is (sign or 0, elapsed / delay). Actions before the last row do nothing; the last is paid
+    as in `ObservationActionProbe`. Without memory no policy gets more than 0 on average (the discrete one
+    guesses, the continuous one answers 0).
 
     Args:
         delay: rows from the sign to the question.
@@ -269,9 +272,9 @@ class MaskProbe:
     1      forbidden  -2         **-1**
     =====  =========  =========  =========
 
-    A forbidden action pays -10. An agent that obeys the mask never learns that, so its estimate for it stays near
-    0, the best-looking of all: one that takes a maximum over forbidden actions gives itself away by a value near -1
-    in state 0.
+    A forbidden action pays -10. An agent that obeys the mask never learns that, so its estimate for it stays
+    near 0, the best-looking of all: one that takes a maximum over forbidden actions gives itself away by a
+    value near -1 in state 0.
     """
 
     max_episode_timesteps: int | None = None
@@ -309,8 +312,8 @@ class MaskProbe:
 class HybridProbe:
     """One row, nested observations, three actions, each paid for separately. Value 3.
 
-    The integer ``move/gear`` must equal the observation ``level``, the number ``move/throttle`` must be half of
-    ``side`` and the switch ``brake`` must be on where ``side`` is 1.
+    The integer ``move/gear`` must equal the observation ``level``, the number ``move/throttle`` must be half
+    of ``side`` and the switch ``brake`` must be on where ``side`` is 1.
     """
 
     max_episode_timesteps: int | None = None

@@ -1,6 +1,8 @@
-"""Check by shapes alone whether a user's JAX-native environment keeps to the protocol: it is traced, not compiled.
+"""Check by shapes alone whether a user's JAX-native environment keeps to the protocol: it is traced, not
+compiled.
 
-Without this, JAX would complain about the loop that the environment is compiled into, and name nothing of the user's.
+Without this, JAX would complain about the loop that the environment is compiled into, and name nothing of the
+user's.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from operant.spec.spaces import Leaf, Spaces
 from operant.types import Array, Arrays, Key, Tree
 
 _RESET = "(state, observation)"
-_STEP = "(state, Step(observation, reward, terminated))"
+_STEP = "(state, TimeStep(observation, reward, terminated))"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +66,9 @@ class _Around:
 
 @dataclasses.dataclass(frozen=True)
 class Cast(_Around):
-    """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of a fixed type."""
+    """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of
+    a fixed type.
+    """
 
     dtypes: tuple[Any, ...]
     """Of the leaves of its state."""
@@ -80,7 +84,10 @@ class Cast(_Around):
 
 @dataclasses.dataclass(frozen=True)
 class Declared(_Around):
-    """An environment whose integers count from their `min_value`, as it declares them; algorithms count from 0."""
+    """An environment whose integers count from their `min_value`, as it declares them.
+
+    Algorithms count from 0.
+    """
 
     def _action(self, action: Arrays) -> Arrays:
         leaves = self.spaces.actions.components
@@ -100,7 +107,9 @@ class Declared(_Around):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByIdentity(_Around):
-    """An environment that cannot be hashed, such as one with arrays: compiled programs belong to the object."""
+    """An environment that cannot be hashed, such as one with arrays: compiled programs belong to the
+    object.
+    """
 
     def __eq__(self, other: object) -> bool:
         """Tell whether it is the same object."""
@@ -129,7 +138,8 @@ class _Seen(NamedTuple):
 
 
 def accepted(env: Any, name: str) -> Any:
-    """Return a JAX-native environment that drivers can compile: itself, or a wrapper that makes arrays of its numbers.
+    """Return a JAX-native environment that drivers can compile: itself, or a wrapper that makes arrays of its
+    numbers.
 
     Args:
         env: the environment. One made from a JAX-native id is taken as it is.
@@ -137,14 +147,16 @@ def accepted(env: Any, name: str) -> Any:
 
     Raises:
         SpecError: its spaces or its time limit are not declared as they must be.
-        EnvironmentError: `reset` or `step` fails, or returns something other than what the protocol or its spaces say.
+        EnvironmentError: `reset` or `step` fails, or returns something other than what the protocol or its
+            spaces say.
     """
     if ids.is_native(name) or isinstance(env, _Around):
         return env
     spaces = env.spaces
     if not isinstance(spaces, Spaces):
         raise SpecError(
-            f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). Received: {_brief(spaces)}."
+            f"spaces of {name!r} must be a property that returns Spaces.read(states=..., actions=...). "
+            f"Received: {_brief(spaces)}."
         )
     whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
     leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
@@ -175,13 +187,16 @@ def accepted(env: Any, name: str) -> Any:
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
-    """Warn if `step` does not use its action: `action == 1`, for example, compares a dict and is always False."""
+    """Warn if `step` does not use its action: `action == 1`, for example, compares a dict and is always
+    False.
+    """
     jaxpr = jax.make_jaxpr(env.step)(state, action, key).jaxpr
     first = len(jax.tree.leaves(state))
     read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
     if action and not any(id(x) in read for x in jaxpr.invars[first : first + len(action)]):
         warnings.warn(
-            f"step of {name!r} makes no use of its action, {_shown(action)}. Read its components by name: action[{next(iter(action))!r}].",
+            f"step of {name!r} makes no use of its action, {_shown(action)}. Read its components by name: "
+            f"action[{next(iter(action))!r}].",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -205,7 +220,8 @@ def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *giv
         if isinstance(error, jax.errors.JAXTypeError):
             remedy = " It is compiled: decide by jax.numpy.where or jax.lax.cond, compute by jax.numpy."
         raise EnvironmentError(
-            f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called as {method}({called}).{remedy}"
+            f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called "
+            f"as {method}({called}).{remedy}"
         ) from error
     return found[0]
 
@@ -223,7 +239,9 @@ def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
     if not pair or not all(hasattr(answer[1], field) for field in fields):
         received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
         raise EnvironmentError(
-            f"step of {name!r} must return {_STEP}, with Step of operant.envs.native.native_env. Received: {received}."
+            f"step of {name!r} must return {_STEP}, with TimeStep of operant.envs.native.native_env. "
+            "Received: "
+            f"{received}."
         )
     state, stepped = answer
     for what, value, kinds, must in (
@@ -245,7 +263,8 @@ def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
 
     def refuse(fault: str) -> EnvironmentError:
         return EnvironmentError(
-            f"{call} of {name!r} returned an observation that does not fit its spaces: {fault} Correct one or the other."
+            f"{call} of {name!r} returned an observation that does not fit its spaces: {fault} Correct one "
+            "or the other."
         )
 
     if not isinstance(observation, Mapping) or observation.keys() != leaves.keys():
@@ -259,14 +278,17 @@ def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
         if form.dtype != leaf.storage:
             if not _fits(form, leaf):
                 raise refuse(
-                    f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}. Convert it: x.astype({leaf.dtype!r})."
+                    f"The {label} must be {_shape(leaf)}. Received: {_shown(observation[key])}. Convert it: "
+                    f"x.astype({leaf.dtype!r})."
                 )
             cast = True
     return cast
 
 
 def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
-    """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly typed."""
+    """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly
+    typed.
+    """
     own, declared = _rank(form.dtype), _rank(leaf.storage)
     if own < 0 or own > declared:
         return False
@@ -276,13 +298,17 @@ def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
 
 
 def _agreed(state: _Form, after: _Form, name: str) -> _Form:
-    """Return the form of the state on which `reset` and `step` agree; weakly typed Python numbers adopt the other's type."""
+    """Return the form of the state on which `reset` and `step` agree.
+
+    Weakly typed Python numbers adopt the other's type.
+    """
     if after.structure != state.structure:
         faults = [f"without {place}" for place in state.places if place not in after.places]
         faults += [f"with {place}" for place in after.places if place not in state.places]
         told = ", ".join(faults[:3]) or f"{after.structure}, not {state.structure}"
         raise EnvironmentError(
-            f"step of {name!r} must return a state of the same structure as reset and the step before. Received: one {told}."
+            f"step of {name!r} must return a state of the same structure as reset and the step before. "
+            f"Received: one {told}."
         )
     leaves = []
     for place, x, y in zip(state.places, state.leaves, after.leaves, strict=True):
@@ -292,7 +318,8 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
             leaves.append(y)
         else:
             raise EnvironmentError(
-                f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: {place} of {_shown(y)}, where "
+                f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: "
+                f"{place} of {_shown(y)}, where "
                 f"reset returned {_shown(x)}."
             )
     return state._replace(leaves=tuple(leaves))
@@ -311,7 +338,8 @@ def _form(state: Any, call: str, name: str) -> _Form:
         leaf = _array(value)
         if leaf is None:
             raise EnvironmentError(
-                f"{call} of {name!r} must return a state of arrays. Received: {places[-1]} of {_brief(value)}."
+                f"{call} of {name!r} must return a state of arrays. Received: {places[-1]} of "
+                f"{_brief(value)}."
             )
         leaves.append(leaf)
     return _Form(structure, tuple(places), tuple(leaves))
@@ -339,12 +367,17 @@ def _hashable(env: Any) -> bool:
 
 
 def _converts(env: Any) -> bool:
-    """Tell whether an environment counts from 0 whatever its spaces say: adapters of other libraries convert by themselves."""
+    """Tell whether an environment counts from 0 whatever its spaces say: adapters of other libraries
+    convert by themselves.
+    """
     return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
 
 
 def _from_zero(value: Any, leaf: Leaf) -> Any:
-    """Return declared integers as they are stored, counted from 0; anything else, or of another shape, as it is."""
+    """Return declared integers as they are stored, counted from 0.
+
+    Anything else, or of another shape, as it is.
+    """
     form = _array(value)
     if not leaf.has_offset or form is None or form.shape != leaf.shape or _rank(form.dtype) != 1:
         return value
@@ -356,7 +389,10 @@ def _as(x: Any, dtype: Any) -> Array:
 
 
 def _rank(dtype: Any) -> int:
-    """Return the rank of a type among booleans, whole numbers, floats and complex numbers; -1: it is none of these."""
+    """Return the rank of a type among booleans, whole numbers, floats and complex numbers.
+
+    -1: it is none of these.
+    """
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 

@@ -1,6 +1,7 @@
 """Environments elsewhere: in processes, and on other machines.
 
-`connect` is the entry point: it returns a connection (`operant.envs.connection`) for each environment, wherever it is.
+`connect` is the entry point: it returns a connection (`operant.envs.connection`) for each environment,
+wherever it is.
 """
 
 from __future__ import annotations
@@ -46,24 +47,25 @@ def connect(
     """Connect to environments: here, in processes, or served on other machines.
 
     Args:
-        environment: what `Environment.create` takes, for all; without `remote` also an object, which stays open.
+        environment: what `Environment.create` takes, for all; without `remote` also an object, which stays
+            open.
         environments: instead, a list with one for each.
         num_parallel: how many (default: one, or as many as `environments`, hosts or ports).
         max_episode_timesteps: steps after which an episode is cut.
-        remote: None: in this process. `multiprocessing`: each in a process of its own, which imports neither JAX nor
-            Keras. `socket-client`: at servers (`operant serve`), which define environment and time limit. `ray`: each in
-            an actor of a Ray cluster.
+        remote: None: in this process. `multiprocessing`: each in a process of its own, which imports neither
+            JAX nor Keras. `socket-client`: at servers (`operant serve`), which define environment and time
+            limit. `ray`: each in an actor of a Ray cluster.
         blocking: whether requests wait for their answers; only with `remote`.
-        host: name or address of the server, or one for each environment; with `ray`, of the cluster's head (default: the
-            variable `RAY_ADDRESS`, or else a cluster on this machine).
-        port: of the server, or one for each environment; a single host and port stand for an increasing sequence of
-            ports. With `ray`, of the head.
+        host: name or address of the server, or one for each environment; with `ray`, of the cluster's head
+            (default: the variable `RAY_ADDRESS`, or else a cluster on this machine).
+        port: of the server, or one for each environment; a single host and port stand for an increasing
+            sequence of ports. With `ray`, of the head.
         timeout_seconds: how long an answer may take before the environment counts as lost.
-        start_seconds: how long a process or an actor may take to start (default: 120), or a server to be reached
-            (default: 30).
+        start_seconds: how long a process or an actor may take to start (default: 120), or a server to be
+            reached (default: 30).
         max_restarts: how often each may be replaced, or reached again, without an episode ending in between.
-        kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate` (see
-            `credentials`).
+        kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate`
+            (see `credentials`).
 
     Raises:
         SpecError: a specification is not understood, or cannot be sent.
@@ -78,7 +80,8 @@ def connect(
     if remote == "socket-client":
         if environment is not None or environments is not None or max_episode_timesteps is not None:
             raise UsageError(
-                "With remote='socket-client' the server defines the environment. Leave environment, environments and "
+                "With remote='socket-client' the server defines the environment. Leave environment, "
+                "environments and "
                 "max_episode_timesteps out here, and give them to the server."
             )
         return _reach(_addresses(host, port, num_parallel), limits, blocking, **kwargs)
@@ -131,7 +134,8 @@ def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str]
         raise value_error("blocking", "True or False", blocking)
     if blocking and remote not in REMOTE:
         raise UsageError(
-            f"blocking is for remote environments ({', '.join(REMOTE)}). Received: blocking=True with remote={remote!r}."
+            f"blocking is for remote environments ({', '.join(REMOTE)}). Received: blocking=True with "
+            f"remote={remote!r}."
         )
     for name, value in (("host", host), ("port", port)):
         if value is not None and remote in (None, "multiprocessing"):
@@ -140,7 +144,8 @@ def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str]
             )
         if value is None and remote == "socket-client":
             raise UsageError(
-                f"remote='socket-client' needs {name}: where the server listens. Received: host={host!r}, port={port!r}."
+                f"remote='socket-client' needs {name}: where the server listens. Received: host={host!r}, "
+                f"port={port!r}."
             )
     if remote == "ray" and host is None and port is not None:
         raise UsageError(f"port is that of the cluster's head. Give host too. Received: port={port!r}.")
@@ -159,7 +164,10 @@ def _reach(
 
 
 def _met(making: Iterable[Connection]) -> list[Connection]:
-    """Return connections once all of their environments are ready; they start side by side. If one fails, all are closed."""
+    """Return connections once all of their environments are ready; they start side by side.
+
+    If one fails, all are closed.
+    """
     connections: list[Connection] = []
     try:
         connections.extend(making)
@@ -180,10 +188,11 @@ def credentials(
     """Return what a client needs to connect: the token, and the TLS context or None.
 
     Args:
-        token: the one that both sides know (default: that of `token_file`, or else the variable `OPERANT_TOKEN`).
+        token: the one that both sides know (default: that of `token_file`, or else the variable
+            `OPERANT_TOKEN`).
         token_file: a file that holds it, and that only its owner may read.
-        certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system trusts.
-            The connection uses TLS if this is given.
+        certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system
+            trusts. The connection uses TLS if this is given.
     """
     from operant.envs.remote.auth import read_token
     from operant.envs.remote.client import tls_context
@@ -247,7 +256,9 @@ def _check_alike(connections: Sequence[Connection]) -> None:
     for i, connection in enumerate(connections):
         if connection.spaces != first.spaces or connection.num_actors != first.num_actors:
             raise UsageError(
-                f"All environments must have the same states and actions. Environment {i} ({connection.name!r}) has "
-                f"{connection.spaces} and {connection.num_actors} actor(s), environment 0 ({first.name!r}) has "
+                f"All environments must have the same states and actions. Environment {i} "
+                f"({connection.name!r}) has "
+                f"{connection.spaces} and {connection.num_actors} actor(s), environment 0 ({first.name!r}) "
+                "has "
                 f"{first.spaces} and {first.num_actors}."
             )

@@ -1,8 +1,9 @@
 """Who may connect: the shared token, and how both sides prove that they know it without sending it.
 
-Each side contributes a fresh random number, and answers with HMAC-SHA256, keyed with the token, over both numbers and a
-word for its role: a recorded greeting is worth nothing in another connection, nor is a side's own proof sent back to
-it. The client proves first. The keys for the frames that follow are derived in the same way.
+Each side contributes a fresh random number, and answers with HMAC-SHA256, keyed with the token, over both
+numbers and a word for its role: a recorded greeting is worth nothing in another connection, nor is a side's
+own proof sent back to it. The client proves first. The keys for the frames that follow are derived in the
+same way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class RefusedError(Exception):
 
 
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
-    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`; empty if there is none.
+    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`.
+
+    Empty if there is none.
 
     Raises:
         SpecError: it is too short, or others may read the file.
@@ -89,7 +92,8 @@ def check_reach(host: str, token: bytes, what: str) -> None:
     """
     if not token and not is_loopback(host):
         raise UsageError(
-            f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: --token-file, or the variable "
+            f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: "
+            "--token-file, or the variable "
             f"{VARIABLE}. Make one: {_RECIPE}"
         )
 
@@ -136,7 +140,8 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     _, version, theirs = _HELLO.unpack_from(content)
     if version != VERSION:
         raise RefusedError(
-            f"speaks version {version} of the protocol, and this side version {VERSION}. Install the same version of "
+            f"speaks version {version} of the protocol, and this side version {VERSION}. Install the same "
+            "version of "
             f"operant on both."
         )
     ours = secrets.token_bytes(32)

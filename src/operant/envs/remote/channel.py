@@ -12,8 +12,9 @@ from operant.envs.remote.wire import GREETING_BYTES, MAC, Frames, frame
 from operant.envs.vector.spawn import LostError, milliseconds
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds of silence before the first probe, seconds between probes, and how many go unanswered before the other
-machine counts as gone. The system's default of two hours would keep an environment from other clients for as long."""
+"""Seconds of silence before the first probe, seconds between probes, and how many go unanswered before the
+other machine counts as gone. The system's default of two hours would keep an environment from other clients
+for as long."""
 
 
 class Channel:

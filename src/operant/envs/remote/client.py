@@ -230,7 +230,10 @@ class SocketConnection(RestartingConnection):
         return answer, own
 
     def _reached(self, seconds: float) -> bool:
-        """Use the connection once the dial has made it, and send the request that waits; return whether it has."""
+        """Use the connection once the dial has made it, and send the request that waits.
+
+        Return whether it has.
+        """
         assert self._dial is not None
         found = self._dial.wait(seconds)
         if found is None:
@@ -258,7 +261,8 @@ class SocketConnection(RestartingConnection):
 
 
 def tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """Return the client's side of TLS: trusting a file of certificates, or ``'system'``, what the system trusts; None: no TLS.
+    """Return the client's side of TLS: trusting a file of certificates, or ``'system'``, what the system
+    trusts; None: no TLS.
 
     Raises:
         SpecError: the file cannot be used.

@@ -1,7 +1,7 @@
 """An environment in an actor of a Ray cluster, wherever Ray places it.
 
-What crosses the cluster is the content of the frames of `wire`, as bytes. Ray has its own transport, and its own rules
-for who may use it: see docs/cluster.md.
+What crosses the cluster is the content of the frames of `wire`, as bytes. Ray has its own transport, and its
+own rules for who may use it: see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _LEAVE_SECONDS = 5.0
 class RayEnvActor:
     """The cluster's side: one environment in an actor. It imports neither JAX nor Keras.
 
-    Methods return kind and content of what would be a frame; errors, too, so that Ray need not send exceptions.
+    Methods return kind and content of what would be a frame; errors, too, so that Ray need not send
+    exceptions.
     """
 
     def make(self, literal: str) -> tuple[int, bytes]:
@@ -60,7 +61,9 @@ class RayEnvActor:
 
 
 class RayConnection(RestartingConnection):
-    """An environment in an actor of a Ray cluster. An actor that is lost, perhaps with its machine, is replaced by another.
+    """An environment in an actor of a Ray cluster.
+
+    An actor that is lost, perhaps with its machine, is replaced by another.
 
     It starts at once; `meet` waits for it.
 
@@ -125,8 +128,8 @@ class RayConnection(RestartingConnection):
     def _open(self) -> None:
         import ray
 
-        # After a machine is lost, the others may have no processor to spare. A replacement reserves none, so that it
-        # can be placed: slower is better than never.
+        # After a machine is lost, the others may have no processor to spare. A replacement reserves none, so
+        # that it can be placed: slower is better than never.
         cpus = 0.0 if self.restarts else self._cpus
         options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         self._actor = ray.remote(RayEnvActor).options(**options).remote()
@@ -214,14 +217,16 @@ def sendable(source: EnvSpec) -> str:
     literal = source.literal()
     if "__main__:" in literal:
         raise SpecError(
-            f"Environment {source.name!r} is defined in the program itself, which other machines do not have. "
+            f"Environment {source.name!r} is defined in the program itself, which other machines do not "
+            "have. "
             "Define it in a module that they can import."
         )
     return literal
 
 
 def join(host: Any = None, port: Any = None) -> None:
-    """Join a Ray cluster, unless this process has: at this address, or that of `RAY_ADDRESS`, or a new one here.
+    """Join a Ray cluster, unless this process has: at this address, or that of `RAY_ADDRESS`, or a new one
+    here.
 
     The process stays connected until it ends, or calls ``ray.shutdown()``.
 
@@ -253,13 +258,16 @@ def join(host: Any = None, port: Any = None) -> None:
                 ray.init(address="local", include_dashboard=False, logging_level="WARNING")
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(
-                f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}. If it asks for a "
+                f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}. If it "
+                "asks for a "
                 "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
             ) from None
 
 
 def share(count: int) -> float:
-    """Return how many processors each of `count` environments may reserve: one, or the largest share that all can have."""
+    """Return how many processors each of `count` environments may reserve: one, or the largest share that
+    all can have.
+    """
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -267,7 +275,9 @@ def share(count: int) -> float:
 
 
 def equal_share(cpus: Sequence[float], count: int) -> float:
-    """Return the largest share of a processor, at most one, of which `count` fit on machines with `cpus` processors each."""
+    """Return the largest share of a processor, at most one, of which `count` fit on machines with `cpus`
+    processors each.
+    """
     shares = {
         min(1.0, int(each / k * 1e4) / 1e4) for each in cpus for k in range(1, count + 1)
     }  # Ray counts in 1e-4
@@ -276,7 +286,9 @@ def equal_share(cpus: Sequence[float], count: int) -> float:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep Ray from replacing the SIGTERM handler, passing secrets to its processes, and causing needless warnings."""
+    """Keep Ray from replacing the SIGTERM handler, passing secrets to its processes, and causing needless
+    warnings.
+    """
     hidden = {name: os.environ.pop(name) for name in SECRET if name in os.environ}
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if main else None

@@ -26,9 +26,11 @@ FIELDS = {
     "seconds": np.float64,
     "return": np.float64,
 }
-"""What it answers besides states, in rows of actors. The last five are single numbers, in the first row: how many
-actors acted, how many are still running, and for how many there are states; how long the environment computed; the
-return that it reports itself, or NaN."""
+"""What it answers besides states, in rows of actors.
+
+The last five are single numbers, in the first row: how many
+actors acted, how many are still running, and for how many there are states; how long the environment
+computed; the return that it reports itself, or NaN."""
 
 
 class HostTask:
@@ -79,7 +81,9 @@ class HostTask:
         self._running = len(parallel)
 
     def _step_flat(self) -> None:
-        """Take a step of an environment that takes and returns components as stored: the usual case, and faster."""
+        """Take a step of an environment that takes and returns components as stored: the usual case, and
+        faster.
+        """
         memory, fields = self._memory, self._memory.fields
         actions = {name: array[0] for name, array in memory.action.items()}
         began = time.perf_counter()

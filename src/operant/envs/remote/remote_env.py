@@ -28,7 +28,8 @@ class RemoteEnv(Environment):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("connection", "spaces"):
             raise UsageError(
-                f"{name!r} cannot be set on an environment elsewhere. Give it as an argument when the environment is made."
+                f"{name!r} cannot be set on an environment elsewhere. Give it as an argument when the "
+                "environment is made."
             )
         super().__setattr__(name, value)
 
@@ -56,7 +57,10 @@ class RemoteEnv(Environment):
         return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
-        """Take a step and wait for its result; if the environment was lost, that is terminal 2 with the last states."""
+        """Take a step and wait for its result.
+
+        If the environment was lost, that is terminal 2 with the last states.
+        """
         self.connection.send_execute(actions)
         answer: Answer = self.connection.receive()
         if self.num_actors() == 1:

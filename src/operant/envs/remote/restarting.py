@@ -1,4 +1,6 @@
-"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut (terminal 2)."""
+"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut (terminal
+2).
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ class EnvDescription(NamedTuple):
 class RestartingConnection(abc.ABC):
     """A connection (see `operant.envs.connection.Connection`) that survives the loss of its other side.
 
-    Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost step is
-    answered with terminal 2, the last known states and the reason; a lost reset is sent again to the replacement.
+    Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost
+    step is answered with terminal 2, the last known states and the reason; a lost reset is sent again to the
+    replacement.
 
     Args:
         index: number of the environment, for messages.
@@ -77,7 +80,10 @@ class RestartingConnection(abc.ABC):
         self._answer: Answer | None = None
         self._error: EnvironmentError | None = None
         self._midway = ""
-        """What a Ctrl-C would leave half done: `asking` or `reading`. Deferring signals instead takes as long as half a step."""
+        """What a Ctrl-C would leave half done: `asking` or `reading`.
+
+        Deferring signals instead takes as long as half a step.
+        """
         self._deadline = 0.0
         self._actors: Any = None
         self._last: Any = None
@@ -127,7 +133,8 @@ class RestartingConnection(abc.ABC):
 
     @abc.abstractmethod
     def _read(self) -> tuple[Answer, float | None] | None:
-        """Return the answer that has arrived and the environment's own return, or None if it was something else.
+        """Return the answer that has arrived and the environment's own return, or None if it was something
+        else.
 
         Raises:
             LostError: the other side is gone, or sent something that makes no sense.
@@ -142,7 +149,8 @@ class RestartingConnection(abc.ABC):
         if seed is not None:
             self._seed = seed = int(seed)
         elif (self._fresh or not self._there) and self._seed is not None:
-            # A replacement has no random generator to continue with: it gets a seed, so that runs can be repeated.
+            # A replacement has no random generator to continue with: it gets a seed, so that runs can be
+            # repeated.
             seed = seed_of(self._seed, 2**20 + self.restarts)
         self._begin(seed)
 
@@ -156,7 +164,8 @@ class RestartingConnection(abc.ABC):
         self._check_free()
         if self._actors is None:
             raise UsageError(
-                f"execute was called on {self.name!r} before an episode was begun. Call reset first, and after every "
+                f"execute was called on {self.name!r} before an episode was begun. Call reset first, and "
+                "after every "
                 f"terminal."
             )
         batch = () if self.num_actors == 1 else (len(self._actors),)
@@ -167,7 +176,8 @@ class RestartingConnection(abc.ABC):
             raise UsageError(f"The environment {self.name!r} is closed. Create another one.")
         if self._asked:
             raise UsageError(
-                f"{self.where} was asked already. Call receive first, or where a call was interrupted begin an episode: reset."
+                f"{self.where} was asked already. Call receive first, or where a call was interrupted begin "
+                "an episode: reset."
             )
 
     def _begin(self, request: int | Flat | None) -> None:
@@ -260,7 +270,10 @@ class RestartingConnection(abc.ABC):
 
     def _late(self) -> str:
         seconds = self._limits.timeout_seconds
-        return f"did not answer within {max(seconds, self._limits.start_seconds) if self._fresh else seconds:g} s"
+        return (
+            "did not answer within "
+            f"{max(seconds, self._limits.start_seconds) if self._fresh else seconds:g} s"
+        )
 
     def receive(self) -> Answer:
         """Return the answer to the open request, after waiting for it if necessary.
@@ -289,7 +302,9 @@ class RestartingConnection(abc.ABC):
         return answer
 
     def forget(self) -> None:
-        """Discard the answer that an interrupted call left open, if there is one; the next request begins an episode.
+        """Discard the answer that an interrupted call left open, if there is one.
+
+        The next request begins an episode.
 
         Raises:
             EnvironmentError: the environment was lost too often; it is closed.
@@ -304,7 +319,9 @@ class RestartingConnection(abc.ABC):
         self._actors = None
 
     def _was_read(self) -> bool:
-        """Tell whether an answer was read and, interrupted, not noted: it had arrived before, and is not there any more."""
+        """Tell whether an answer was read and, interrupted, not noted: it had arrived before, and is not
+        there any more.
+        """
         if self._midway != "reading" or self._answer is not None:
             return False
         try:

@@ -53,7 +53,10 @@ class ServeConfig(Config):
     def check(self) -> Iterator[str]:
         """Check options against one another."""
         if (self.certificate is None) != (self.key is None):
-            yield f"certificate and key go together. Received: certificate={self.certificate!r}, key={self.key!r}."
+            yield (
+                f"certificate and key go together. Received: certificate={self.certificate!r}, "
+                f"key={self.key!r}."
+            )
         if self.arguments is not None and not isinstance(self.arguments, dict):
             yield f'arguments must be a dict, as JSON: {{"size": 3}}. Received: arguments={self.arguments!r}.'
 

@@ -28,7 +28,10 @@ from operant.errors import EnvironmentError, SpecError
 PORT = 65432
 """Where a server listens by default."""
 _MOST_GREETINGS = 64
-"""How many clients may be greeted at once; more are turned away, so that they cannot use up threads and memory."""
+"""How many clients may be greeted at once.
+
+More are turned away, so that they cannot use up threads and memory.
+"""
 _SEND_SECONDS = 30.0
 _LEAVE_SECONDS = 1.0
 _log = logging.getLogger("operant")
@@ -87,7 +90,8 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._greeting = 0
         self.rejected = 0
-        """How many connections were refused: of strangers, and of clients for whom no environment was free."""
+        """How many connections were refused: of strangers, and of clients for whom no environment was
+        free."""
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._environments: dict[int, Connection] = {}
         self._broken: set[int] = set()  # those that failed for good, and are to be made anew
@@ -100,7 +104,8 @@ class Server:
             raise
         if not is_loopback(host) and context is None:
             _log.warning(
-                "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers out, and TLS "
+                "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers "
+                "out, and TLS "
                 "(certificate and key) keeps others from reading.",
                 host,
             )
@@ -141,7 +146,8 @@ class Server:
         self._described = describe(first)
         if len(self._described) > wire.DESCRIPTION_BYTES - 64:
             raise SpecError(
-                f"The description of {first.name!r} takes {len(self._described)} bytes. Use fewer or smaller states."
+                f"The description of {first.name!r} takes {len(self._described)} bytes. Use fewer or "
+                "smaller states."
             )
 
     def _start(self, index: int) -> Connection:
@@ -155,7 +161,10 @@ class Server:
         return bool(self._token)
 
     def __str__(self) -> str:
-        return f"{len(self._environments)} x {self._environments[0].name} on port {', '.join(map(str, self.ports))}"
+        return (
+            f"{len(self._environments)} x {self._environments[0].name} on port "
+            f"{', '.join(map(str, self.ports))}"
+        )
 
     def wait(self) -> None:
         """Serve until `close`, or until `sessions` clients have left."""
@@ -301,7 +310,10 @@ class Server:
         self._reject("that is known", reason)
 
     def _renew(self, index: int) -> str:
-        """Replace an environment that failed for good; return why that is not possible now, or an empty string."""
+        """Replace an environment that failed for good.
+
+        Return why that is not possible now, or an empty string.
+        """
         try:
             self._environments[index].close()
             new = self._environments[index] = self._start(index)

@@ -1,8 +1,9 @@
 """Frames and their content, without sockets. `docs/remote.md` describes the same for other languages.
 
-All numbers are little-endian. A frame is its length (4 bytes, of what follows), its kind (1 byte), its content, and,
-after the greeting, a tag of 16 bytes: HMAC-SHA256 over the frame's number and the frame. Arrays are the plain bytes of
-the components in the order of the description; their dtypes are those of a fixed table, and there are no other types.
+All numbers are little-endian. A frame is its length (4 bytes, of what follows), its kind (1 byte), its
+content, and, after the greeting, a tag of 16 bytes: HMAC-SHA256 over the frame's number and the frame. Arrays
+are the plain bytes of the components in the order of the description; their dtypes are those of a fixed
+table, and there are no other types.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class WireError(Exception):
 
 
 class MAC:
-    """The tags of the frames in one direction: each includes the frame's number, so that no frame can be replayed."""
+    """The tags of the frames in one direction: each includes the frame's number, so that no frame can be
+    replayed.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod=hashlib.sha256)
@@ -126,7 +129,8 @@ class Frames:
         return length
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called, or None if it is not complete.
+        """Return kind and content of the next frame, valid until `room` is called, or None if it is not
+        complete.
 
         Raises:
             WireError: it is too long or too short, or its tag is wrong.
@@ -165,19 +169,26 @@ class Schema:
         self.answer_limit = 1 + _TAG_BYTES + _ANSWER.size + num_actors * row + 2 * TEXT_BYTES
         if max(self.request_limit, self.answer_limit) > MOST_BYTES:
             raise SpecError(
-                f"The states of {num_actors} actor(s) take {num_actors * row} bytes, and at most {MOST_BYTES} can be sent. "
+                f"The states of {num_actors} actor(s) take {num_actors * row} bytes, and at most "
+                f"{MOST_BYTES} can be sent. "
                 f"Make them smaller inside the environment."
             )
 
     def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:
-        """Return kind and content of the frame for a seed, to begin an episode, or for actions; and how many actors act."""
+        """Return kind and content of the frame for a seed, to begin an episode, or for actions.
+
+        And how many actors act.
+        """
         if not isinstance(request, dict):
             return RESET, pack_seed(request), 0
         acted = 1 if self.num_actors == 1 else len(next(iter(request.values())))
         return STEP, self.pack_actions(request), acted
 
     def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
-        """Return the content of STEP; actions are as stored, with a leading axis if there are several actors."""
+        """Return the content of STEP.
+
+        Actions are as stored, with a leading axis if there are several actors.
+        """
         return _pack(self.action, flat)
 
     def unpack_actions(self, content: memoryview, rows: int) -> Any:

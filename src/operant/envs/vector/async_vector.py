@@ -48,7 +48,9 @@ class _Share(Worker):
         self.lost = ""
 
     def lose(self, reason: str) -> None:
-        """Kill the process: an answer that comes too late would be taken for the answer to the next message."""
+        """Kill the process: an answer that comes too late would be taken for the answer to the next
+        message.
+        """
         self.lost = reason
         self.kill()
 
@@ -56,15 +58,16 @@ class _Share(Worker):
 class AsyncVectorEnv(VectorEnv):
     """Environments in worker processes.
 
-    A worker that dies or does not answer in time is replaced: the episodes of its environments end as truncated, with
-    the last observation known; `restarts` counts it.
+    A worker that dies or does not answer in time is replaced: the episodes of its environments end as
+    truncated, with the last observation known; `restarts` counts it.
 
     Args:
         sources: the environments.
         check: see `vector.create`.
         num_workers: processes; None: one per processor.
         timeout_seconds: how long a step of a worker's environments may take.
-        max_restarts: how often a worker may be replaced without an episode of each of its environments ending in between.
+        max_restarts: how often a worker may be replaced without an episode of each of its environments ending
+            in between.
         info_keywords: names in `info` whose values at the end of episodes are recorded.
 
     Raises:
@@ -123,7 +126,8 @@ class AsyncVectorEnv(VectorEnv):
         for i, (spec, *_) in enumerate(answers):
             if spec != answers[0][0]:
                 raise UsageError(
-                    f"All environments of a vector must have the same spaces. Worker {i} has {spec}, worker 0 has "
+                    f"All environments of a vector must have the same spaces. Worker {i} has {spec}, worker "
+                    "0 has "
                     f"{answers[0][0]}."
                 )
         self.spaces = Spaces.from_spec(answers[0][0])
@@ -261,7 +265,8 @@ class AsyncVectorEnv(VectorEnv):
             already = f", and it was replaced {times(worker.replaced)} already" if worker.replaced else ""
             raise EnvironmentError(
                 f"Worker {worker.index} of {self.name!r} ({which}) {reason}{already}. "
-                "Mend the environment, or raise timeout_seconds or max_restarts of operant.envs.vector.create.create, whose vectors algorithm classes take."
+                "Mend the environment, or raise timeout_seconds or max_restarts of "
+                "operant.envs.vector.create.create, whose vectors algorithm classes take."
             )
         worker.replaced += 1
         worker.unproven[:] = True
@@ -276,7 +281,9 @@ class AsyncVectorEnv(VectorEnv):
             self._replace(worker, str(lost))
 
     def _restart(self, worker: _Share, due: list[int]) -> None:
-        """Begin episodes in a new worker: in the environments in `due` with this row, in others with the next."""
+        """Begin episodes in a new worker: in the environments in `due` with this row, in others with the
+        next.
+        """
         seed = None if self._seed is None else seed_of(self._seed, self.num_envs + self.restarts)
         while lost := self._call(RESTART + repr((seed, due)).encode(), [worker]):
             self._replace(worker, lost[0][1])

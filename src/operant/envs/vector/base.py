@@ -1,7 +1,9 @@
-"""Vectors of environments: several side by side, stepped in one call, with next-step autoreset. `vector.create` makes them.
+"""Vectors of environments: several side by side, stepped in one call, with next-step autoreset.
 
-In the row after the last one of an episode, the environment's action is ignored, it is reset, and it answers with the
-first observation, reward 0 and both flags False. That is the stream of `operant.types`.
+`vector.create` makes them.
+
+In the row after the last one of an episode, the environment's action is ignored, it is reset, and it answers
+with the first observation, reward 0 and both flags False. That is the stream of `operant.types`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class VectorStep(NamedTuple):
 
 
 class EpisodeScore(NamedTuple):
-    """What reports count for one step where training sees something else: clipped rewards, or lives as episodes."""
+    """What reports count for one step where training sees something else: clipped rewards, or lives as
+    episodes.
+    """
 
     score: np.ndarray
     """float32 `[N]`: rewards as the game gave them."""
@@ -57,7 +61,10 @@ class VectorEnv(abc.ABC):
     restarts: int = 0
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None
-    """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes; None: none were."""
+    """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes.
+
+    None: none were.
+    """
     game: EpisodeScore | None = None
     """Of the last step, for reports; None: they use its reward and flags."""
     preprocessed: bool = False
@@ -65,13 +72,17 @@ class VectorEnv(abc.ABC):
     has_lives: bool = False
     """Whether any of them is a preprocessed game with lives."""
     infos: Mapping[str, np.ndarray] = MappingProxyType({})
-    """Values of the `info_keywords`, float64 `[N]` by name: those of episodes that ended with the last step, else NaN."""
+    """Values of the `info_keywords`, float64 `[N]` by name: those of episodes that ended with the last
+    step, else NaN."""
     _is_open: bool = True
     _is_reset: bool = False
 
     @property
     def codec(self) -> Codec | None:
-        """Converts between values of Gymnasium's environments and components; None: the environments are not Gymnasium's."""
+        """Converts between values of Gymnasium's environments and components.
+
+        None: the environments are not Gymnasium's.
+        """
         return None
 
     @abc.abstractmethod

@@ -1,4 +1,7 @@
-"""Environments that are vectors by nature (Gymnasium's vectorised forms, JAX-native ones); a vector of one as `Environment`."""
+"""Environments that are vectors by nature (Gymnasium's vectorised forms, JAX-native ones).
+
+A vector of one as `Environment`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class GymnasiumVector(VectorEnv):
         limit: the time limit that it enforces.
         check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         copy: whether the vector may write again to arrays that it has returned, which are then copied.
-        frames: how many successive frames image observations hold in their last axis; None: they are not stacks.
+        frames: how many successive frames image observations hold in their last axis; None: they are not
+            stacks.
         info_keywords: names in `info` whose values at the end of episodes are recorded.
     """
 
@@ -103,13 +107,15 @@ class GymnasiumVector(VectorEnv):
             return getattr(self._vector, name)(*arguments, **named)
         except Exception as error:
             raise EnvironmentError(
-                f"The vector of {self.name!r} raised {type(error).__name__} in {name}: {error}{raised_at(error)}"
+                f"The vector of {self.name!r} raised {type(error).__name__} in {name}: "
+                f"{error}{raised_at(error)}"
             ) from error
 
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
         """Return the values to record of the environments whose episodes ended.
 
-        A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of dicts.
+        A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of
+        dicts.
         """
         found = self._infos.blank()
         for i in np.flatnonzero(self._ended).tolist() if found else ():

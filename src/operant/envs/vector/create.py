@@ -28,12 +28,15 @@ from operant.spec.runtime import processors
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
 PROCESSES_PAY_SECONDS = 3e-4
-"""Step time of one environment above which worker processes are faster than a loop: a round trip to a worker takes
-tens of microseconds, and every step waits for the slowest worker."""
+"""Step time of one environment above which worker processes are faster than a loop: a round trip to a worker
+takes tens of microseconds, and every step waits for the slowest worker."""
 OWN_VECTOR_PAYS_FROM = 6
-"""Number of environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for one
-environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The number is
-fixed, not measured by each run: the two draw different random numbers, and a seed must give the same run every time."""
+"""Number of environments from which Gymnasium's own vectorised form is used.
+
+NumPy's calls cost the same for one
+environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The
+number is fixed, not measured by each run: the two draw different random numbers, and a seed must give the
+same run every time."""
 LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
@@ -68,27 +71,31 @@ def create(
     """Run several environments side by side.
 
     Args:
-        environment: what `Environment.create` takes; or a list of these, one for each environment; or a Gymnasium
-            vector with next-step autoreset; or a vector that this function made, which is returned as it is.
+        environment: what `Environment.create` takes; or a list of these, one for each environment; or a
+            Gymnasium vector with next-step autoreset; or a vector that this function made, which is returned
+            as it is.
         num_envs: how many (default: one, or as many as the list or the vector has).
         mode: `native-vector`: Gymnasium's own vectorised form of an id. `in-process`: a loop in this process.
-            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the first if
-            there is one, else chosen by the measured time of a step; environment objects stay in this process, and are
-            not timed. The vector's `mode` tells the choice, its `why` the reason.
+            `processes`: worker processes with shared memory, which import neither JAX nor Keras. `auto`: the
+            first if there is one, else chosen by the measured time of a step; environment objects stay in
+            this process, and are not timed. The vector's `mode` tells the choice, its `why` the reason.
         max_episode_timesteps: steps after which episodes are cut; at most the environment's own limit.
         reward_shaping: see `Environment.create`; runs in this process.
         clip_rewards: replace rewards by their sign; `VectorEnv.game` keeps the original ones.
-        episodic_life: let an episode end with each lost life of an Atari game; see `operant.envs.gymnasium.games.Games`.
-        games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by whomever.
-        check: how often observations are checked for NaN and infinity: at the `first` reset and step (then in full,
-            with shapes and ranges), `always`, or `never`. Rewards are always checked.
+        episodic_life: let an episode end with each lost life of an Atari game; see
+            `operant.envs.gymnasium.games.Games`.
+        games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by
+            whomever.
+        check: how often observations are checked for NaN and infinity: at the `first` reset and step (then in
+            full, with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
-        max_restarts: how often a worker may be replaced without an episode of each of its environments ending in between.
+        max_restarts: how often a worker may be replaced without an episode of each of its environments ending
+            in between.
         env_kwargs: arguments of the environment itself.
-        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as `is_success`, that
-            `VectorEnv.infos` gives for every episode that ends. If an environment's first episode ends without one of
-            them, that is an error.
+        info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as
+            `is_success`, that `VectorEnv.infos` gives for every episode that ends. If an environment's first
+            episode ends without one of them, that is an error.
         kwargs: the same as `env_kwargs`, for arguments whose names are not among those above.
 
     Raises:
@@ -142,14 +149,16 @@ def create(
     if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
         vector.close()
         raise SpecError(
-            "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) at 'auto', or give "
+            "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) "
+            "at 'auto', or give "
             "episodic_life=False (--no-episodic-life)."
         )
     return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
 
 
 def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> None:
-    """Refuse environments reached by a connection (`Environment.create(remote=...)`): their `info` stays where they are.
+    """Refuse environments reached by a connection (`Environment.create(remote=...)`): their `info` stays
+    where they are.
 
     Raises:
         SpecError: naming the first.
@@ -157,8 +166,10 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
     for env in environments if keywords else ():
         if isinstance(env, ValidatedEnv) and isinstance(env.environment, RemoteEnv):
             raise SpecError(
-                f"info_keywords is not for remote environments, whose info stays where they are: {env.name!r} is one. "
-                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with vector='processes'."
+                "info_keywords is not for remote environments, whose info stays where they are: "
+                f"{env.name!r} is one. "
+                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with "
+                "vector='processes'."
             )
 
 
@@ -168,7 +179,8 @@ def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any])
     for name, value in asked.items():
         if value and value != "auto":
             raise UsageError(
-                f"{vector.name!r} is a vector already. Received: {name}={value!r}. Give {name} where the vector is created."
+                f"{vector.name!r} is a vector already. Received: {name}={value!r}. Give {name} where the "
+                "vector is created."
             )
     return vector
 
@@ -183,7 +195,8 @@ def _made(
 ) -> VectorEnv:
     """Return the environment's own vectorised form, or make a vector in the given mode.
 
-    `own` is that form, or why there is none; `here` is why the environments must run in this process, or empty.
+    `own` is that form, or why there is none; `here` is why the environments must run in this process, or
+    empty.
     """
     if isinstance(own, VectorEnv):
         return own
@@ -255,7 +268,9 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
     fault = adapter.autoreset_fault(vector)
     if fault is not None:
         raise SpecError(
-            f"The vector {source.name!r} {fault}. Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, or give the id, or a list, of its environments."
+            f"The vector {source.name!r} {fault}. Make it with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, or give the id, or a list, of its "
+            "environments."
         )
     if source.max_episode_timesteps is not None or source.reward_shaping is not None:
         raise UsageError(
@@ -271,7 +286,10 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
 
 
 def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
-    """Return how many environments a specification stands for, and what fixes that; None: as many as are asked for."""
+    """Return how many environments a specification stands for, and what fixes that.
+
+    None: as many as are asked for.
+    """
     if source.is_vector:
         return int(source.target.num_envs), "the vector"
     return 1 if source.is_object and not source.is_native else None, "the object"

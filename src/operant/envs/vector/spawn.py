@@ -1,8 +1,9 @@
 """Worker processes, seen from the process that starts them.
 
-Workers are fresh interpreters: they are not forks of this process and do not import the user's main module (unless an
-environment is defined there), so they load neither JAX nor Keras. Messages in both directions are single bytes,
-followed by plain data at most; arrays are in memory that both sides map. What a worker does is in `worker`.
+Workers are fresh interpreters: they are not forks of this process and do not import the user's main module
+(unless an environment is defined there), so they load neither JAX nor Keras. Messages in both directions are
+single bytes, followed by plain data at most; arrays are in memory that both sides map. What a worker does is
+in `worker`.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ class Worker:
         """
         if _in_rerun():
             raise UsageError(
-                "The program starts worker processes whenever it is run, and they run it once more, to find the class of the environment "
-                'that it defines. Put what it does behind `if __name__ == "__main__":`, or define the environment in a module.'
+                "The program starts worker processes whenever it is run, and they run it once more, to find "
+                "the class of the environment "
+                'that it defines. Put what it does behind `if __name__ == "__main__":`, or define the '
+                "environment in a module."
             )
         self._connection, theirs = Pipe()
         _bound(self._connection)
@@ -99,12 +102,17 @@ class Worker:
         self._poll.register(self._connection, select.POLLIN)
         descriptors = (theirs.fileno(), self._descriptor)
         path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
-        # One thread per worker: workers whose libraries each use all processors would only slow one another down.
+        # One thread per worker: workers whose libraries each use all processors would only slow one another
+        # down.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        # An environment that computes with JAX takes of a GPU's memory what it needs, not JAX's three quarters of it.
+        # An environment that computes with JAX takes of a GPU's memory what it needs, not JAX's three
+        # quarters of it.
         memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         inherited = {name: value for name, value in os.environ.items() if name not in SECRET}
-        code = "import sys; from operant.envs.vector.worker import work; work(int(sys.argv[1]), int(sys.argv[2]))"
+        code = (
+            "import sys; from operant.envs.vector.worker import work; work(int(sys.argv[1]), "
+            "int(sys.argv[2]))"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, *map(str, descriptors)],
             stdin=subprocess.DEVNULL,
@@ -122,12 +130,17 @@ class Worker:
             self._connection.send_bytes(message)
 
     def poll(self, seconds: float) -> bool:
-        """Tell whether `receive` would return at once, or find the worker dead; wait for at most `seconds`."""
+        """Tell whether `receive` would return at once, or find the worker dead.
+
+        Wait for at most `seconds`.
+        """
         assert self._poll is not None
         return bool(self._poll.poll(milliseconds(seconds)))
 
     def receive(self, deadline: float, seconds: float) -> Any:
-        """Wait for an answer until `deadline` (`time.monotonic`) and return its content; `seconds` is for the message.
+        """Wait for an answer until `deadline` (`time.monotonic`) and return its content.
+
+        `seconds` is for the message.
 
         Raises:
             LostError: the worker died, did not answer in time, or answered garbage.
@@ -182,7 +195,10 @@ def milliseconds(seconds: float) -> float | None:
 
 
 def error_named(name: str) -> type[OperantError]:
-    """Return the class of an error that the other side names; `EnvironmentError` for those that are not operant's."""
+    """Return the class of an error that the other side names.
+
+    `EnvironmentError` for those that are not operant's.
+    """
     return _ERRORS.get(name, EnvironmentError)
 
 
@@ -214,14 +230,17 @@ def memory_file() -> int:
 
 
 def main_program(literals: Sequence[str]) -> tuple[str, str] | None:
-    """Return the user's program, if an environment is defined there and workers must run it: its `module` (`python -m`), or its `path`."""
+    """Return the user's program, if an environment is defined there and workers must run it: its `module`
+    (`python -m`), or its `path`.
+    """
     if not any("__main__:" in literal for literal in literals):
         return None
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
         raise SpecError(
-            "An environment class of an interactive session cannot be sent to worker processes. Define it in a module, "
+            "An environment class of an interactive session cannot be sent to worker processes. Define it "
+            "in a module, "
             f"or run it in this process: {HERE}."
         )
     if spec is not None and spec.name != "__main__":
@@ -230,7 +249,9 @@ def main_program(literals: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _in_rerun() -> bool:
-    """Tell whether a worker, operant's or multiprocessing's, is running the user's script: that becomes `__main__` afterwards."""
+    """Tell whether a worker, operant's or multiprocessing's, is running the user's script: that becomes
+    `__main__` afterwards.
+    """
     module = sys.modules.get("__mp_main__")
     return module is not None and module.__name__ == "__mp_main__" and module is not sys.modules["__main__"]
 

@@ -123,7 +123,8 @@ class EnvironmentSubEnv:
     def __init__(self, env: ValidatedEnv) -> None:
         if env.num_actors() > 1:
             raise UsageError(
-                f"{env.name!r} has {env.num_actors()} actors. Classes of algorithms, `operant train` and vectors take environments "
+                f"{env.name!r} has {env.num_actors()} actors. Classes of algorithms, `operant train` and "
+                "vectors take environments "
                 "of one actor. Use Runner(agent=..., environment=...): its agent acts for all of them."
             )
         self.env = env
@@ -209,7 +210,8 @@ class SyncVectorEnv(VectorEnv):
         for i, cell in enumerate(self.cells):
             if cell.spaces != self.spaces:
                 raise UsageError(
-                    f"All environments of a vector must have the same spaces. Environment {i} has {cell.spaces}, "
+                    f"All environments of a vector must have the same spaces. Environment {i} has "
+                    f"{cell.spaces}, "
                     f"environment 0 has {self.spaces}."
                 )
         limits = [cell.limit for cell in self.cells]

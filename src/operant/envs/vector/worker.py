@@ -137,7 +137,8 @@ class VectorTask:
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
     """Run as a worker: the entry point of the process that `spawn.Worker` starts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    # Clusters send SIGTERM to every process of a job, and a run that ends in order needs its environments until then.
+    # Clusters send SIGTERM to every process of a job, and a run that ends in order needs its environments
+    # until then.
     signal.signal(signal.SIGTERM, _no_effect)
     signal.siginterrupt(signal.SIGTERM, False)  # nor does it interrupt system calls of an environment
     os.register_at_fork(after_in_child=_forked)
@@ -148,7 +149,10 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
 
 
 def _no_effect(number: int, frame: Any) -> None:
-    """Do nothing. An ignored signal would stay ignored in programs that an environment starts, too; a handled one does not."""
+    """Do nothing.
+
+    An ignored signal would stay ignored in programs that an environment starts, too; a handled one does not.
+    """
 
 
 def _forked() -> None:
@@ -170,7 +174,9 @@ def line(descriptor: int) -> Connection:
 
 
 def _follow(descriptor: int) -> None:
-    """Kill the process, and what its environments started, soon after its parent ended, even while an environment hangs."""
+    """Kill the process, and what its environments started, soon after its parent ended, even while an
+    environment hangs.
+    """
     watch = select.poll()
     watch.register(descriptor, 0)  # only for the other side's end
     watch.poll()
@@ -205,7 +211,8 @@ def _serve(connection: Connection, descriptor: int) -> None:
 def _make(begin: Mapping[str, Any]) -> Task:
     sys.argv = begin["argv"]
     if begin["main"] is not None:
-        # As multiprocessing does: the user's program under another name, so that its guarded part does not run.
+        # As multiprocessing does: the user's program under another name, so that its guarded part does not
+        # run.
         module = types.ModuleType("__mp_main__")
         how, what = begin["main"]
         run = functools.partial(runpy.run_module, alter_sys=True) if how == "module" else runpy.run_path

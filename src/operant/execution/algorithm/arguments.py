@@ -1,4 +1,6 @@
-"""Arguments of the classes of `operant.execution.algorithm.fit` beside environments: networks, replay buffers, options of the algorithm and of the run."""
+"""Arguments of the classes of `operant.execution.algorithm.fit` beside environments: networks, replay
+buffers, options of the algorithm and of the run.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ MODELS = {option: option.removesuffix("_model") for option in SLOTS}
 NOT_OPTIONS = frozenset(
     {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
 )
-"""Options of a run that are no keyword arguments here: others say the same, or they are for `operant train`."""
+"""Options of a run that are no keyword arguments here: others say the same, or they are for
+`operant train`."""
 NONE_IS_A_VALUE = frozenset({"keep_checkpoints"})
 """Options of a run for which None is a value other than the default."""
 
 
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the positional arguments of an algorithm's class their names, and options that are given by an alias their own.
+    """Give the positional arguments of an algorithm's class their names, and options that are given by an
+    alias their own.
 
-    None for a network, for buffers or for an option of the run is left out, as it stands for the default; except in `NONE_IS_A_VALUE`.
+    None for a network, for buffers or for an option of the run is left out, as it stands for the default;
+    except in `NONE_IS_A_VALUE`.
 
     Args:
         agent: the algorithm, by its name in the table.
@@ -42,7 +47,8 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
         slots.append("buffers")
     if len(parts) > len(slots):
         raise UsageError(
-            f"{name_of_class} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional arguments. "
+            f"{name_of_class} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional "
+            "arguments. "
             "Give options by name."
         )
     placed = dict(zip(slots, parts, strict=False))
@@ -73,7 +79,8 @@ def split(agent: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     known = set(options(RunConfig)) - NOT_OPTIONS
     for name in given.keys() & NOT_OPTIONS:
         raise UsageError(
-            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is for `operant train`."
+            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is "
+            "for `operant train`."
         )
     own = known | words(config_class(agent))
     for name in given.keys() - own - words(config_class(DEFAULT)) - {"buffers"}:
@@ -144,7 +151,8 @@ def buffer_options(
     parts = list(buffers) if isinstance(buffers, list | tuple) else [buffers]
     if isinstance(buffers, list | tuple) and environments not in (None, len(parts)):
         raise SpecError(
-            f"buffers must be one for each environment. Received: {len(parts)} for {environments} environments. "
+            f"buffers must be one for each environment. Received: {len(parts)} for {environments} "
+            "environments. "
             "Give as many, or a single one (no list) for all together."
         )
     for part in parts:
@@ -164,7 +172,9 @@ def buffer_options(
 def optimizer_options(
     config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for, except those that are given (`own`)."""
+    """Return the options that the optimizers of compiled Keras models stand for, except those that are
+    given (`own`).
+    """
     given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
     if "optimizer" in own or not given:
         return {}
@@ -176,14 +186,17 @@ def optimizer_options(
         found[1] = {**found[1], "lr": found[0]["lr"]}
     if any(other != found[0] for other in found):
         raise SpecError(
-            "The models are compiled with different optimizers. Compile them with the same (the learning rates of actor and "
+            "The models are compiled with different optimizers. Compile them with the same (the learning "
+            "rates of actor and "
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
     return {name: value for name, value in (found[0] | apart).items() if name not in own}
 
 
 def refuse_shared_weights(models: Mapping[str, Any]) -> None:
-    """Refuse Keras models that share trained weights: each network is trained by itself, and the last would overwrite the others'."""
+    """Refuse Keras models that share trained weights: each network is trained by itself, and the last
+    would overwrite the others'.
+    """
     owners: dict[int, str] = {}
     for option, model in models.items():
         # A class makes models that are not made yet; what is not trained stays as it is, in both networks.
@@ -191,5 +204,6 @@ def refuse_shared_weights(models: Mapping[str, Any]) -> None:
         for variable in model.trainable_variables if made else ():
             if (other := owners.setdefault(id(variable), option)) != option:
                 raise SpecError(
-                    f"{other} and {option} share the weights {variable.path!r}, and each network is trained by itself. Give each layers of its own."
+                    f"{other} and {option} share the weights {variable.path!r}, and each network is trained "
+                    "by itself. Give each layers of its own."
                 )

@@ -1,7 +1,7 @@
 """Algorithms as classes: `PPO(envs, model).fit(target_reward=475)`.
 
-One class for each algorithm of the table, made from it. They train through the same session and loop as the command line; what
-differs is only that environments and networks are objects of the user's program.
+One class for each algorithm of the table, made from it. They train through the same session and loop as the
+command line; what differs is only that environments and networks are objects of the user's program.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class _OfObjects:
                 return self.method(*given, **named)
             name = owner.__name__
             raise UsageError(
-                f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, ...), then agent.load(directory) "
+                f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, "
+                "...), then agent.load(directory) "
                 "goes on with training. To act only, Agent.load(directory=...) needs no environments."
             )
 
@@ -106,28 +107,34 @@ class _OfObjects:
 
 
 class Trainer:
-    """An algorithm with the environments that it trains in. Each call of `fit` continues where the last one stopped.
+    """An algorithm with the environments that it trains in.
+
+    Each call of `fit` continues where the last one stopped.
 
     Args:
-        envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of `operant.envs.vector.create.create`)
-            or a JAX-native environment.
-        parts: the networks, actor before critic, then the replay buffers (a list, one for each environment), as far as the
-            algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do the same.
+        envs: Gymnasium environments (a list of objects), or an id, a vector (Gymnasium's, or of
+            `operant.envs.vector.create.create`) or a JAX-native environment.
+        parts: the networks, actor before critic, then the replay buffers (a list, one for each environment),
+            as far as the algorithm has them. Keywords `model`, `actor_model`, `critic_model` and `buffers` do
+            the same.
         n_envs: how many environments, if `envs` is an id.
-        eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be (default: others like those
-            that train).
+        eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be
+            (default: others like those that train).
         weights: files of variables to start from, one for each model (default: none).
-        trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end `fit` by
-            `optuna.TrialPruned`.
-        settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`, `quiet`,
-            `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`: arguments of the environments that an id
-            makes). None stands for the default of a network, of buffers and of an option of the run (only `keep_checkpoints=None`
-            keeps all checkpoints); for a hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
+        trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end
+            `fit` by `optuna.TrialPruned`.
+        settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`,
+            `quiet`, `history_checkpoint`, `reward_buffer_size`, `eval_frequency`, ...; `env_kwargs`:
+            arguments of the environments that an id makes). None stands for the default of a network, of
+            buffers and of an option of the run (only `keep_checkpoints=None` keeps all checkpoints); for a
+            hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
 
-    Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after `fit`.
+    Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after
+    `fit`.
 
     Raises:
-        OperantError: environments, networks and options do not fit together; the message names which and the remedy.
+        OperantError: environments, networks and options do not fit together; the message names which and the
+            remedy.
     """
 
     agent: ClassVar[str]
@@ -172,7 +179,8 @@ class Trainer:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
-        # Before an environment is made, which may change the working directory: files of networks are found now.
+        # Before an environment is made, which may change the working directory: files of networks are found
+        # now.
         definition = fitting(parse_agent(self.agent, **own), self.run.weights)
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
@@ -182,7 +190,8 @@ class Trainer:
             opaque = isinstance(vars(definition.config).get("optimizer"), CustomOptimizer)
             if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
-                    "divergence_monitoring_steps lowers the learning rate, which an optax transformation keeps to itself. "
+                    "divergence_monitoring_steps lowers the learning rate, which an optax transformation "
+                    "keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."
                 )
             self.session = ExperimentSetup(definition, environments, located(self.run, self._base))
@@ -199,7 +208,8 @@ class Trainer:
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
         self._wrote = False
-        """Whether its rows in the history go up to where it stands: not after `load`, until it has trained again."""
+        """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
+        again."""
 
     @property
     def elapsed(self) -> float:
@@ -213,7 +223,8 @@ class Trainer:
             return
         theirs = sorted(own.keys() - words(config))
         warnings.warn(
-            f"{type(self).__name__} trains the {DEFAULT} agent's form of {self.agent}, to which {', '.join(theirs)} belong(s). "
+            f"{type(self).__name__} trains the {DEFAULT} agent's form of {self.agent}, to which "
+            f"{', '.join(theirs)} belong(s). "
             f"For the algorithm itself leave out what help(operant.{type(self).__name__}) does not list.",
             UserWarning,
             stacklevel=3,
@@ -238,18 +249,19 @@ class Trainer:
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
-        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed terminal) ends the program
-        when all is saved, with status 143 (129).
+        A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed
+        terminal) ends the program when all is saved, with status 143 (129).
 
         Args:
             unnamed: nothing: a number alone does not say which of these it is.
             target_reward: mean reward of the last `reward_buffer_size` episodes at which training ends.
-            max_steps: environment steps of all environments, over all calls, at which training ends; those of the history
-                that `history_checkpoint` continues count.
+            max_steps: environment steps of all environments, over all calls, at which training ends; those of
+                the history that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to, the same one in all calls.
-            callback: called with this object and a `Record` of step, time and metrics whenever training reports: about every second, or
-                every `log_frequency` episodes, and after each evaluation. Numbers that it adds to `record.values`, or changes there, are
-                recorded with the others. Training ends if it returns False. A list: all are called with the same record, in order.
+            callback: called with this object and a `Record` of step, time and metrics whenever training
+                reports: about every second, or every `log_frequency` episodes, and after each evaluation.
+                Numbers that it adds to `record.values`, or changes there, are recorded with the others.
+                Training ends if it returns False. A list: all are called with the same record, in order.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -260,7 +272,8 @@ class Trainer:
         if unnamed:
             shown = unnamed[0]
             raise UsageError(
-                f"fit takes its arguments by name: fit(max_steps={shown!r}) for steps, fit(target_reward={shown!r}) for a mean reward. "
+                f"fit takes its arguments by name: fit(max_steps={shown!r}) for steps, "
+                f"fit(target_reward={shown!r}) for a mean reward. "
                 f"Received: {', '.join(map(repr, unnamed))}."
             )
         if target_reward is None and max_steps is None:
@@ -328,12 +341,14 @@ class Trainer:
     def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
         """Choose actions with the current policy; training is not touched, and nothing is learnt from it.
 
-        Observations and actions are those of the environments: for Gymnasium's what `reset` and `step` return and `step` takes,
-        for others in the structure of their specification. Masks come in the observation.
+        Observations and actions are those of the environments: for Gymnasium's what `reset` and `step` return
+        and `step` takes, for others in the structure of their specification. Masks come in the observation.
 
         Args:
-            observation: one, or several at once with one more leading axis of every array, as vectors of Gymnasium return them.
-            internals: recurrent state, for recurrent networks: what the previous call returned, at first `initial_internals()`.
+            observation: one, or several at once with one more leading axis of every array, as vectors of
+                Gymnasium return them.
+            internals: recurrent state, for recurrent networks: what the previous call returned, at first
+                `initial_internals()`.
             deterministic: take the best action; False draws as in training.
 
         Returns:
@@ -365,7 +380,8 @@ class Trainer:
         """Return the recurrent state at the start of an episode, for `act`; empty for feed-forward networks.
 
         Args:
-            batch: for how many observations in one call, with a leading axis; None: for a single one, without.
+            batch: for how many observations in one call, with a leading axis; None: for a single one,
+                without.
         """
         return self.session.learner.start_carry(batch)
 
@@ -402,7 +418,8 @@ class Trainer:
     ) -> PlayResult:
         """Play with the current policy, in a separate environment; training is not touched.
 
-        Every call plays new episodes, none of which training has seen; a program that is run again plays the same ones.
+        Every call plays new episodes, none of which training has seen; a program that is run again plays the
+        same ones.
 
         Args:
             video_dir: folder for a video (mp4) of each episode.
@@ -413,10 +430,10 @@ class Trainer:
             action_idx: 0: the best action, 1: one drawn from the policy.
             frame_frequency: write every n-th frame to `frame_dir`.
             episodes: how many.
-            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` if pictures are asked for), or
-                a class or function that makes one. The run's time limit and `env_kwargs` apply only to the id, class or function
-                that also trains. Default: one like those that train, if they are an id, a class or a function, or were made by
-                `gymnasium.make`.
+            env: the environment: an id, an object (left open; made with `render_mode='rgb_array'` if pictures
+                are asked for), or a class or function that makes one. The run's time limit and `env_kwargs`
+                apply only to the id, class or function that also trains. Default: one like those that train,
+                if they are an id, a class or a function, or were made by `gymnasium.make`.
 
         Raises:
             SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
@@ -462,8 +479,8 @@ class Trainer:
     def save(self, directory: str | Path, **others: Any) -> str:
         """Write a checkpoint of everything that is needed to continue.
 
-        `load` continues from it, and `Agent.load(directory)` makes an agent from it, which acts in a program and writes weights
-        and policies in other formats. A callback of `fit` may save, too.
+        `load` continues from it, and `Agent.load(directory)` makes an agent from it, which acts in a program
+        and writes weights and policies in other formats. A callback of `fit` may save, too.
 
         Args:
             directory: folder to which it is added, as `step-N`.
@@ -479,14 +496,17 @@ class Trainer:
         if others:
             given = ", ".join(f"{name}={value!r}" for name, value in others.items())
             raise UsageError(
-                f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. Received: {given}. For weights or "
-                "a policy in another format: save(directory), then Agent.load(directory=...).save(directory=..., format=...)."
+                f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. "
+                f"Received: {given}. For weights or "
+                "a policy in another format: save(directory), then "
+                "Agent.load(directory=...).save(directory=..., format=...)."
             )
         training = self.session.training(self.run, LoggerGroup(), None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
 
     def load(self, directory: str | Path) -> None:
-        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and as many environments.
+        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and
+        as many environments.
 
         What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint.
 
@@ -519,7 +539,9 @@ class Trainer:
         load = _OfObjects(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
-        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made; empty if there are none.
+        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made.
+
+        Empty if there are none.
 
         Raises:
             CheckpointError: it was made by another agent, or with another number of environments.
@@ -536,7 +558,8 @@ class Trainer:
         for name, (there, here) in told.items():
             if there != here:
                 raise CheckpointError(
-                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is {there}, not {here}."
+                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is "
+                    f"{there}, not {here}."
                 )
         there, here = (
             {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, own)
@@ -546,7 +569,9 @@ class Trainer:
         return f"The checkpoint {str(found.path)!r} was made with: {shown}." if differing else ""
 
     def _reported(self, training: TrainingLoop) -> Outcome:
-        """Train from report to report: at steps that are the same in every trial, so that a pruner compares like with like."""
+        """Train from report to report: at steps that are the same in every trial, so that a pruner
+        compares like with like.
+        """
         run = training.run
         if run.max_steps is None:
             raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
@@ -557,7 +582,8 @@ class Trainer:
             outcome = training.loop()
             if outcome.reason != "max_steps":
                 break
-            # If a block went beyond the next report, the mean is reported there, for comparison with other trials.
+            # If a block went beyond the next report, the mean is reported there, for comparison with other
+            # trials.
             if training.step >= following or not training.progress.score.rewards:
                 continue
             self.trial.report(outcome.mean_reward, step)

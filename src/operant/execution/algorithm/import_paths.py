@@ -1,6 +1,7 @@
 """Import paths of the library that operant succeeds: its programs run with only the package's name changed.
 
-No module is called so here. Light objects stand in their places, and load what they name when it is asked for.
+No module is called so here. Light objects stand in their places, and load what they name when it is asked
+for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Alias(types.ModuleType):
     """A module of `PATHS`."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{__package__}.{path}", f"Old names of parts of {__package__}; see {__name__}.")
+        super().__init__(f"operant.{path}", f"Old names of parts of operant; see {__name__}.")
         self.__path__: list[str] = []  # so that it may have modules below it
         self.__all__ = list(PATHS[path])
         self._places = PATHS[path]

@@ -1,4 +1,6 @@
-"""Environments that a program gives to the classes of `operant.execution.algorithm.fit`, to train, evaluate and play in."""
+"""Environments that a program gives to the classes of `operant.execution.algorithm.fit`, to train,
+evaluate and play in.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,14 @@ def create_envs(
     Args:
         env_name: id, such as `CartPole-v1` or `PongNoFrameskip-v4`.
         n: how many.
-        preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks of four).
+        preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks
+            of four).
         max_frame: with `preprocess`: take the maximum over the last two frames, which removes flicker.
         kwargs: arguments of the environment itself.
 
     Raises:
-        SpecError: the id is unknown, the observations are not frames that can be preprocessed, or `n` or `max_frame` is
-            of another type.
+        SpecError: the id is unknown, the observations are not frames that can be preprocessed, or `n` or
+            `max_frame` is of another type.
     """
     n = whole("n", n)
     if not isinstance(max_frame, bool):  # other libraries take the number of skipped frames here
@@ -60,7 +63,9 @@ def create_envs(
 
 
 def is_id(envs: Any) -> bool:
-    """Tell whether environments are given by id, or are objects exactly like those that Gymnasium makes of their id."""
+    """Tell whether environments are given by id, or are objects exactly like those that Gymnasium makes of
+    their id.
+    """
     if isinstance(envs, list | tuple):
         return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
     if isinstance(envs, str):
@@ -122,7 +127,8 @@ def makes(env: Any) -> bool:
 
 
 def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
-    """Return a Gymnasium observation in the structure of the specification, and whether it is a batch of several.
+    """Return a Gymnasium observation in the structure of the specification, and whether it is a batch of
+    several.
 
     Raises:
         SpaceError: it is not an observation of the environment of this name.
@@ -228,7 +234,8 @@ def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> Ve
         if all(map(makes, given if isinstance(given, list | tuple) else [given])):
             env.close()
         raise SpaceError(
-            f"eval_envs must have the states and actions of envs, {spaces.to_spec()}. Received: {env.spaces.to_spec()}."
+            f"eval_envs must have the states and actions of envs, {spaces.to_spec()}. Received: "
+            f"{env.spaces.to_spec()}."
         )
     return env
 
@@ -241,12 +248,14 @@ def _others(envs: Any, count: int) -> Any:
     if makes(envs) or is_native(envs):
         return envs
     raise SpecError(
-        f"To evaluate, environments like those that train are made, and no others can be made like {envs!r}. Give eval_envs."
+        "To evaluate, environments like those that train are made, and no others can be made like "
+        f"{envs!r}. Give eval_envs."
     )
 
 
 def refuse_shared(argument: str, envs: Any, others: Any) -> None:
-    """Refuse training objects for evaluation or play: those would end the episodes of training, which would not notice.
+    """Refuse training objects for evaluation or play: those would end the episodes of training, which would
+    not notice.
 
     Raises:
         SpecError: an object is in both; names the argument.
@@ -267,7 +276,8 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: b
         envs: the training environments.
         given: one environment, or what makes one; None: none was given.
         spaces: of the training environments.
-        lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a lost life.
+        lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a
+            lost life.
 
     Raises:
         SpecError: no other can be made, or `given` is not a single environment or is also used for training.
@@ -282,7 +292,8 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: b
         return environment(config, first, lives)
     if not isinstance(first, gymnasium.Env):
         raise SpecError(
-            f"play makes an environment like the first one, and cannot make another {first!r}. Give one: play(env=...)."
+            f"play makes an environment like the first one, and cannot make another {first!r}. Give one: "
+            "play(env=...)."
         )
     limit = config.max_episode_timesteps
     other = made_again(first, "rgb_array" if config.watched else None)
@@ -291,7 +302,9 @@ def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: b
 
 
 def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make one environment from what was given, and check that it has the spaces of the training environments."""
+    """Make one environment from what was given, and check that it has the spaces of the training
+    environments.
+    """
     if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
         raise value_error("env", "one environment: an id, an object, a class or a function", given)
     trains = envs if isinstance(envs, list | tuple) else [envs]

@@ -1,9 +1,10 @@
-"""Policies as files that run without operant: StableHLO, which JAX runs, and ONNX, which its own runtime and many others run.
+"""Policies as files that run without operant: StableHLO, which JAX runs, and ONNX, which its own runtime and
+many others run.
 
-An export comprises all of deterministic acting: normalisation of observations, networks, action masks, recurrent state
-in and out, actions clipped to their bounds and in the environment's units. Next to the file `agent.onnx` there is
-`agent.onnx.json`, which describes its inputs and outputs (`operant.execution.export.interface`). An exported policy cannot go on
-learning: it is no agent.
+An export comprises all of deterministic acting: normalisation of observations, networks, action masks,
+recurrent state in and out, actions clipped to their bounds and in the environment's units. Next to the file
+`agent.onnx` there is `agent.onnx.json`, which describes its inputs and outputs
+(`operant.execution.export.interface`). An exported policy cannot go on learning: it is no agent.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def refuse_saved_model(format: Any) -> None:
     """
     if format in ("saved-model", "saved_model"):
         raise SpecError(
-            "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does not depend on it. "
-            "Use format='onnx', which runs without operant and without JAX, or format='stablehlo', which JAX runs."
+            "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does "
+            "not depend on it. "
+            "Use format='onnx', which runs without operant and without JAX, or format='stablehlo', which "
+            "JAX runs."
         )
 
 
@@ -40,5 +43,6 @@ def require(format: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"format={format!r} needs {' and '.join(missing)}. Install what belongs to it: pip install 'operant[{format}]'."
+            f"format={format!r} needs {' and '.join(missing)}. Install what belongs to it: pip install "
+            f"'operant[{format}]'."
         )

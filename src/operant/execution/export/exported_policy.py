@@ -37,7 +37,8 @@ class ExportedPolicy:
         """Choose the best actions, as `agent.act(states, internals, independent=True)`.
 
         Args:
-            states: one state in the structure of the specification, masks included, or several along a leading axis.
+            states: one state in the structure of the specification, masks included, or several along a
+                leading axis.
             internals: recurrent state: what `initial_internals` or the previous call returned.
 
         Returns:
@@ -63,7 +64,8 @@ class ExportedPolicy:
         return emitted if internals is None else (emitted, _nested(after) if after else ())
 
     def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
-        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by path.
+        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by
+        path.
 
         Args:
             observation: flat, as vector environments return it.
@@ -149,7 +151,8 @@ def _interface(file: Path) -> Interface:
         data = json.loads(beside.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise CheckpointError(
-                f"{str(beside)!r} is of version {data['version']}, and this operant reads version {VERSION}. Use the operant "
+                f"{str(beside)!r} is of version {data['version']}, and this operant reads version "
+                f"{VERSION}. Use the operant "
                 "that wrote it, or export anew."
             )
         return Interface.from_json(data)

@@ -59,7 +59,9 @@ def _replace(final: Path, data: bytes) -> None:
 
 
 def stablehlo(function: PolicyFunction) -> bytes:
-    """Return a function as `jax.export.deserialize` reads it: from a dict of inputs to a dict of outputs by name."""
+    """Return a function as `jax.export.deserialize` reads it: from a dict of inputs to a dict of outputs
+    by name.
+    """
     require("stablehlo", "flatbuffers")
     with _without_locations():
         exported = export.export(jax.jit(function), platforms=PLATFORMS)(function.shapes)
@@ -105,7 +107,8 @@ def onnx(function: PolicyFunction) -> bytes:
             )
         except Exception as error:  # the converter has no error of its own
             raise SpecError(
-                f"The policy cannot be converted to ONNX: {str(error).strip().splitlines()[0]}. Use format='stablehlo', or layers "
+                f"The policy cannot be converted to ONNX: {str(error).strip().splitlines()[0]}. Use "
+                "format='stablehlo', or layers "
                 "that the converter (jax2onnx) knows."
             ) from error
     data: bytes = model.SerializeToString()
@@ -142,7 +145,8 @@ def _compare(function: PolicyFunction, data: bytes) -> None:
         # Between two equally good choices, rounding may decide differently.
         if np.mean(same) < 0.95:
             raise SpecError(
-                f"The policy as ONNX differs from the agent's in {name!r}: a layer is not converted faithfully. "
+                f"The policy as ONNX differs from the agent's in {name!r}: a layer is not converted "
+                "faithfully. "
                 "Use format='stablehlo'."
             )
 

@@ -1,6 +1,8 @@
-"""Inputs and outputs of an exported policy: their names, shapes and types, as the JSON file beside it holds them.
+"""Inputs and outputs of an exported policy: their names, shapes and types, as the JSON file beside it holds
+them.
 
-All of them are arrays whose first axis is the batch, in the environment's units and in the types that agents store:
+All of them are arrays whose first axis is the batch, in the environment's units and in the types that agents
+store:
 
 | input | output | |
 |---|---|---|
@@ -72,7 +74,8 @@ class Interface:
             for name, leaf in space.components.items():
                 if leaf.has_offset and not np.all(np.abs([leaf.low, leaf.high]) < 2**31):
                     raise SpaceError(
-                        f"The {space.kind} {name!r} cannot be exported: its values exceed 32 bits. Give it a smaller min_value."
+                        f"The {space.kind} {name!r} cannot be exported: its values exceed 32 bits. Give it "
+                        "a smaller min_value."
                     )
 
     @property

@@ -22,7 +22,8 @@ EVERY = 10.0
 class Bar:
     """Shows how far a run is.
 
-    On a terminal it is a bar with a line of figures below it; elsewhere a line every ten seconds and one at the end.
+    On a terminal it is a bar with a line of figures below it; elsewhere a line every ten seconds and one at
+    the end.
 
     Args:
         what: what is counted: episodes, timesteps or updates.

@@ -47,8 +47,8 @@ def connect(
     """Make the environments; the arguments are those of `Runner`.
 
     Raises:
-        UsageError: arguments that exclude one another, one that is missing, one object twice, or environments whose
-            spaces differ.
+        UsageError: arguments that exclude one another, one that is missing, one object twice, or environments
+            whose spaces differ.
         SpecError: a value, or a specification, that is not understood.
     """
     if environments is not None:
@@ -130,7 +130,8 @@ def _count(num_parallel: Any, environments: Any, evaluation: bool) -> int | None
             raise value_error("environments", "a list of at least one environment", environments)
         if num_parallel not in (None, len(environments)):
             raise UsageError(
-                f"num_parallel={num_parallel} does not fit the {len(environments)} environments given. Leave it out."
+                f"num_parallel={num_parallel} does not fit the {len(environments)} environments given. "
+                "Leave it out."
             )
         num_parallel = len(environments)
     if evaluation and (num_parallel or 1) < 2:
@@ -186,6 +187,7 @@ def _check_equal(connections: Sequence[Connection]) -> None:
     for other in connections[1:]:
         if other.spaces != first.spaces:
             raise UsageError(
-                f"All environments must have the same states and actions. {first.name!r}: {first.spaces.to_spec()}. "
+                f"All environments must have the same states and actions. {first.name!r}: "
+                f"{first.spaces.to_spec()}. "
                 f"{other.name!r}: {other.spaces.to_spec()}."
             )

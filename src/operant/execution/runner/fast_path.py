@@ -1,7 +1,9 @@
-"""The Runner's shortcut: as long as whole blocks of steps keep within the limits, drivers of training runs take them.
+"""The Runner's shortcut: as long as whole blocks of steps keep within the limits, drivers of training runs
+take them.
 
-With a JAX-native environment acting, stepping and learning are one compiled loop (`device`). With Gymnasium environments
-in this process that are called together, a block is one compiled call for learning and one for acting in each row (`host`).
+With a JAX-native environment acting, stepping and learning are one compiled loop (`device`). With Gymnasium
+environments in this process that are called together, a block is one compiled call for learning and one for
+acting in each row (`host`).
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ _SHOWN = {"visualize", "render_mode"}
 
 
 class FastPath:
-    """Runs an agent with a driver of training runs, for as long as whole blocks keep exactly within the limits.
+    """Runs an agent with a driver of training runs, for as long as whole blocks keep exactly within the
+    limits.
 
-    A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a limit on updates
-    exactly; of a limit on timesteps, they leave the remainder that makes no whole block. Afterwards the open episodes are cut
-    at their true last observations, as at the end of any run.
+    A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a
+    limit on updates exactly; of a limit on timesteps, they leave the remainder that makes no whole block.
+    Afterwards the open episodes are cut at their true last observations, as at the end of any run.
 
     Args:
         environment: its specification.
@@ -54,7 +57,10 @@ class FastPath:
             self._serves = "device" if source.is_native else "host" if plain else ""
 
     def run(self, agent: Agent, plan: RunLimits, ledger: RunStatistics, seed: int) -> None:
-        """Go as far as whole blocks pass no limit; do nothing if the agent, the plan or the environment needs single steps."""
+        """Go as far as whole blocks pass no limit.
+
+        Do nothing if the agent, the plan or the environment needs single steps.
+        """
         in_step = self._serves == "device" or plan.batch_agent_calls or self._n == 1
         blocks = self._blocks(agent.learner, plan, ledger)
         if not (self._serves and in_step and blocks) or (lent := agent.lend(self._n)) is None:

@@ -1,9 +1,9 @@
 """The loop between an agent and environments that may answer late: who acts when, and when to stop.
 
-An environment's answer is served in four steps: the agent observes it, the timestep is counted (callbacks run, limits are
-checked), the agent acts, the actions are sent. Limits are exact because both kinds of budget are reserved in advance:
-an episode when it begins, a timestep when the agent is about to act. An actor that gets none rests; if its episode is open,
-it is cut at its true last state.
+An environment's answer is served in four steps: the agent observes it, the timestep is counted (callbacks
+run, limits are checked), the agent acts, the actions are sent. Limits are exact because both kinds of budget
+are reserved in advance: an episode when it begins, a timestep when the agent is about to act. An actor that
+gets none rests; if its episode is open, it is cut at its true last state.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Interaction:
     # Episodes
 
     def _begin_round(self) -> bool:
-        """Begin an episode wherever one is due; an environment that only evaluates begins one with the others."""
+        """Begin an episode wherever one is due.
+
+        An environment that only evaluates begins one with the others.
+        """
         began = [self._begin(seat) for seat in self.seats if seat.counts]
         if any(began):
             for seat in self.seats:

@@ -24,8 +24,10 @@ class RunnerLogger:
     """A callback of `Runner.run`.
 
     Args:
-        checkpoints: ``DIRECTORY[,NAME]`` where the agent is saved, every five minutes and at the end; None: not.
-        summaries: ``DIRECTORY[,NAME]``: directory of the event files, in a folder of that name within it; None: none.
+        checkpoints: ``DIRECTORY[,NAME]`` where the agent is saved, every five minutes and at the end; None:
+            not.
+        summaries: ``DIRECTORY[,NAME]``: directory of the event files, in a folder of that name within it;
+            None: none.
         horizon: episodes over which returns and lengths are averaged.
 
     Raises:

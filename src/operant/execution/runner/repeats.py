@@ -38,7 +38,8 @@ class RunCollector:
         }
 
     def write(self, path: str | Path, style: str | None = None) -> list[Path]:
-        """Write ``PATH.json`` and ``PATH.png``: the median over the repeats, and a band from minimum to maximum.
+        """Write ``PATH.json`` and ``PATH.png``: the median over the repeats, and a band from minimum to
+        maximum.
 
         Args:
             path: without extension; its folder is made if missing.

@@ -1,4 +1,6 @@
-"""What a run counts and records of its timesteps and episodes, and what this drives: callbacks, the bar, saving the best agent."""
+"""What a run counts and records of its timesteps and episodes, and what this drives: callbacks, the bar,
+saving the best agent.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,10 @@ class EvaluationOptions:
         return cls(horizon if episodes is None else episodes, None, directory)
 
     def score(self, runner: Runner, returns: list[float]) -> float | None:
-        """Return the score after an evaluation episode, given the returns of all so far; None if there is none."""
+        """Return the score after an evaluation episode, given the returns of all so far.
+
+        None if there is none.
+        """
         if self.function is not None:
             value = self.function(runner)
             if value is None:

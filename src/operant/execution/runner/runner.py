@@ -40,29 +40,31 @@ class Runner:
         runner.run(num_episodes=100, batch_agent_calls=True)
         runner.close()
 
-    It closes what it made; agents and environments that were given as objects stay open. It is a context manager that closes
-    itself.
+    It closes what it made; agents and environments that were given as objects stay open. It is a context
+    manager that closes itself.
 
     Args:
-        agent: a specification as `Agent.create` takes it, an `Agent`, or a dict of arguments of `Agent.load` (with
-            `directory`). The environment's states, actions and time limit are passed on, and `num_parallel` as
-            `parallel_interactions`; an agent that exists must have at least as many.
+        agent: a specification as `Agent.create` takes it, an `Agent`, or a dict of arguments of `Agent.load`
+            (with `directory`). The environment's states, actions and time limit are passed on, and
+            `num_parallel` as `parallel_interactions`; an agent that exists must have at least as many.
         environment: a specification as `Environment.create` takes it, or an `Environment`.
-        max_episode_timesteps: steps after which an episode is cut; at most the environment's own limit, the default.
+        max_episode_timesteps: steps after which an episode is cut; at most the environment's own limit, the
+            default.
         num_parallel: number of environments, or of episodes side by side in one vectorizable environment.
         environments: instead of `environment` and `num_parallel`, one specification or object for each.
-        evaluation: whether the last of several environments evaluates: the agent takes its best action there, and
-            neither records nor learns.
+        evaluation: whether the last of several environments evaluates: the agent takes its best action there,
+            and neither records nor learns.
         remote: None: in this process; ``'multiprocessing'``: each environment in a process of its own;
             ``'socket-client'``: on servers started by ``Environment.create(..., remote='socket-server')``;
             ``'ray'``: each in an actor of a Ray cluster.
         blocking: whether each call of a remote environment waits for its answer.
-        host: where the servers are, for ``'socket-client'``: one host, or one for each environment; for ``'ray'`` the
-            cluster's head (default: `RAY_ADDRESS`, or else a cluster on this machine).
+        host: where the servers are, for ``'socket-client'``: one host, or one for each environment; for
+            ``'ray'`` the cluster's head (default: `RAY_ADDRESS`, or else a cluster on this machine).
         port: their ports: one for each environment, or the first of an increasing sequence on a single host.
-        token_file: file of the token that servers ask for (default: the variable `OPERANT_TOKEN`); for ``'socket-client'``.
-        certificate: file of the servers' certificate, or of whoever signed it, or ``'system'``; turns TLS on. For
+        token_file: file of the token that servers ask for (default: the variable `OPERANT_TOKEN`); for
             ``'socket-client'``.
+        certificate: file of the servers' certificate, or of whoever signed it, or ``'system'``; turns TLS on.
+            For ``'socket-client'``.
 
     Raises:
         UsageError: arguments that exclude one another, or one that is missing.
@@ -133,7 +135,9 @@ class Runner:
 
     @property
     def driver(self) -> str:
-        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or ``'interactive'`` (single steps)."""
+        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or
+        ``'interactive'`` (single steps).
+        """
         return self._ledger.driver
 
     @property
@@ -183,7 +187,10 @@ class Runner:
 
     @property
     def evaluation_returns(self) -> list[float]:
-        """Return of each evaluation episode; without an evaluation environment, the list `episode_returns`."""
+        """Return of each evaluation episode.
+
+        Without an evaluation environment, the list `episode_returns`.
+        """
         return self._ledger.evaluations.returns
 
     @property
@@ -208,7 +215,10 @@ class Runner:
 
     @property
     def episode_return(self) -> list[float]:
-        """Return so far of each actor's episode, by parallel index; in a callback, that of the one that just ended."""
+        """Return so far of each actor's episode, by parallel index.
+
+        In a callback, that of the one that just ended.
+        """
         return self._ledger.tally.returns
 
     @property
@@ -239,17 +249,19 @@ class Runner:
     ) -> None:
         """Run until the first of the limits; a later call goes on with new episodes and an empty record.
 
-        Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the agent
-        learns that they were (terminal 2), and they are not recorded.
+        Limits are sums over all environments and actors, and exact. At the end, open episodes are cut: the
+        agent learns that they were (terminal 2), and they are not recorded.
 
-        With `num_updates` or `num_timesteps`, and neither callbacks nor scores, a driver of training runs takes all steps that
-        make whole blocks: in JAX-native environments (``'jax:CartPole-v1'``), compiled with the agent into one program, and in
-        Gymnasium environments in this process, with `batch_agent_calls` or a single one. `driver` and the bar say so; single
-        steps continue from there to the exact number of timesteps. The time of an episode is then its share of the total.
-        docs/runner.md says what else requires single steps.
+        With `num_updates` or `num_timesteps`, and neither callbacks nor scores, a driver of training runs
+        takes all steps that make whole blocks: in JAX-native environments (``'jax:CartPole-v1'``), compiled
+        with the agent into one program, and in Gymnasium environments in this process, with
+        `batch_agent_calls` or a single one. `driver` and the bar say so; single steps continue from there to
+        the exact number of timesteps. The time of an episode is then its share of the total. docs/runner.md
+        says what else requires single steps.
 
         Args:
-            num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not preferred.
+            num_episodes: episodes to run. No more are begun than that, so none is cut and short ones are not
+                preferred.
             num_timesteps: timesteps to run.
             num_updates: updates of the agent to run.
             batch_agent_calls: act and observe for all environments in one call; implies `sync_timesteps`.
@@ -259,22 +271,25 @@ class Runner:
             callback: called as ``callback(runner, parallel)``, or a list of such; False ends the run.
             callback_episode_frequency: episodes between callbacks (default 1 if the next is not given).
             callback_timestep_frequency: timesteps between callbacks.
-            use_tqdm: show a progress bar: return, ts/ep, sec/ep, ms/ts, agent (share of the time that the agent
-                computes) and, for remote environments, comm (share that neither agent nor environment explain).
+            use_tqdm: show a progress bar: return, ts/ep, sec/ep, ms/ts, agent (share of the time that the
+                agent computes) and, for remote environments, comm (share that neither agent nor environment
+                explain).
             mean_horizon: episodes over which the bar's figures and the score are averaged.
-            evaluation: only evaluate, in a single environment: best actions, nothing recorded by the agent or learnt.
-            save_best_agent: directory where the agent is saved, as ``best-model``, whenever the score is the best of
-                this run. The score is taken after each episode of evaluation, or of training if there is none, as
-                soon as there are `mean_horizon` of them.
-            evaluation_callback: called as ``evaluation_callback(runner)``, returns the score (or None for none); or a
-                number of episodes over which to average the return instead of `mean_horizon`.
+            evaluation: only evaluate, in a single environment: best actions, nothing recorded by the agent or
+                learnt.
+            save_best_agent: directory where the agent is saved, as ``best-model``, whenever the score is the
+                best of this run. The score is taken after each episode of evaluation, or of training if there
+                is none, as soon as there are `mean_horizon` of them.
+            evaluation_callback: called as ``evaluation_callback(runner)``, returns the score (or None for
+                none); or a number of episodes over which to average the return instead of `mean_horizon`.
 
         Raises:
             UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
             EnvironmentError: an environment failed.
-            SystemExit: the process was asked to terminate (SIGTERM, or SIGHUP of a closed terminal) and had no handler of its own:
-                the run has ended as if a callback had ended it. The status is 143 (129).
+            SystemExit: the process was asked to terminate (SIGTERM, or SIGHUP of a closed terminal) and had
+                no handler of its own: the run has ended as if a callback had ended it. The status is 143
+                (129).
         """
         self._expect_idle()
         limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
@@ -332,7 +347,8 @@ class Runner:
             raise UsageError("The Runner is closed. Make another one.")
         if self._running:
             raise UsageError(
-                "run was called inside a run, from a callback. To evaluate there, make a Runner of its own with the same agent: "
+                "run was called inside a run, from a callback. To evaluate there, make a Runner of its own "
+                "with the same agent: "
                 "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
             )
 
@@ -346,7 +362,8 @@ class Runner:
         """
         if set(limits.values()) == {None} and not called:
             raise UsageError(
-                "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by returning False."
+                "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by "
+                "returning False."
             )
         num_updates = limits["num_updates"]
         if evaluation and (self.num_environments > 1 or num_updates is not None):
@@ -363,7 +380,8 @@ class Runner:
     def close(self) -> None:
         """Close what the Runner made: the agent and the environments that were not given as objects.
 
-        Environments are closed even if the agent cannot write what it had left to write; it may then be saved elsewhere.
+        Environments are closed even if the agent cannot write what it had left to write; it may then be saved
+        elsewhere.
         """
         if self._closed:
             return
@@ -399,7 +417,8 @@ class _ConnectionSpecs:
 
 
 def read(agent: Any) -> Any:
-    """Return an `Agent` as it is, and a specification with its files read, since environments may change the working directory.
+    """Return an `Agent` as it is, and a specification with its files read, since environments may change the
+    working directory.
 
     Raises:
         SpecError: a file cannot be read, or the agent or one of its options is not known.
@@ -444,7 +463,8 @@ def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
     own, limit = made.max_episode_timesteps, connection.max_episode_timesteps
     if made.parallel_interactions < actors:
         fault = (
-            f"The agent has parallel_interactions={made.parallel_interactions}, and {actors} are needed: one for each "
+            f"The agent has parallel_interactions={made.parallel_interactions}, and {actors} are needed: "
+            "one for each "
             f"environment that it learns from. Make it with parallel_interactions={actors}."
         )
     elif own is not None and (limit is None or limit > own):

@@ -62,7 +62,8 @@ class EnvSlot:
 
     def reset(self, count: int, seed: int | None) -> None:
         """Ask for an episode of which `count` actors are wanted."""
-        # Set before it is sent, and until its answer arrives: `drain` takes care of a run interrupted in between.
+        # Set before it is sent, and until its answer arrives: `drain` takes care of a run interrupted in
+        # between.
         self.request, self.counted = "reset", frozenset(range(count))
         self.running, self.acting, self.seconds = [], [], 0.0
         if isinstance(self.connection, VectorizedConnection):

@@ -1,7 +1,8 @@
 """Tuned settings per algorithm and environment, each with the score that was measured with it.
 
-One JSON file per algorithm: preset name to `settings` (options of the run and of the algorithm) and `score` (what was measured,
-on how many seeds, with which version). `"control": true` marks settings that must fail, which benchmarks compare with.
+One JSON file per algorithm: preset name to `settings` (options of the run and of the algorithm) and `score`
+(what was measured, on how many seeds, with which version). `"control": true` marks settings that must fail,
+which benchmarks compare with.
 """
 
 from __future__ import annotations

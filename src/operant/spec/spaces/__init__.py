@@ -1,7 +1,7 @@
 """State and action spaces: their components, checks of values, and conversion from and to Gymnasium's spaces.
 
-Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the user's
-structure and converts at the boundary. Environment workers use this package: it never imports JAX.
+Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the
+user's structure and converts at the boundary. Environment workers use this package: it never imports JAX.
 """
 
 from operant.spec.spaces.convert import Codec, SpaceCodec, from_gymnasium, to_gymnasium

@@ -19,7 +19,8 @@ from operant.spec.spaces.masks import SUFFIX, mask_name
 from operant.spec.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 
 INFINITE = 1e6
-"""A bound of a Box that is this large counts as none: environments give large numbers where there is no limit."""
+"""A bound of a Box that is this large counts as none: environments give large numbers where there is no
+limit."""
 
 Node: TypeAlias = "SpacePart | dict[Any, Node] | tuple[Node, ...]"
 
@@ -48,7 +49,10 @@ class SpacePart:
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the components that are flattened and concatenated in this vector; empty: it is not a concatenation."""
+    """Shapes of the components that are flattened and concatenated in this vector.
+
+    Empty: it is not a concatenation.
+    """
 
     @property
     def direct(self) -> bool:
@@ -83,7 +87,9 @@ class SpacePart:
             flat[self.names[0]] = array
 
     def cut(self, array: Any) -> dict[str, Any]:
-        """Split a vector `[*B, P]`, of NumPy or JAX, into the components that are concatenated in it, by name."""
+        """Split a vector `[*B, P]`, of NumPy or JAX, into the components that are concatenated in it, by
+        name.
+        """
         edges = np.cumsum([0, *map(math.prod, self.pieces)])
         places = zip(self.names, self.pieces, edges[:-1], edges[1:], strict=True)
         return {n: array[..., low:high].reshape(*array.shape[:-1], *shape) for n, shape, low, high in places}
@@ -142,8 +148,8 @@ class SpaceCodec:
         """Return Gymnasium's value by flat component name, not copied where the type agrees.
 
         Args:
-            value: a member of the space, or with `batched` what a vector environment gives: dicts and tuples of
-                arrays `[N, ...]`.
+            value: a member of the space, or with `batched` what a vector environment gives: dicts and tuples
+                of arrays `[N, ...]`.
             batched: whether there is a leading axis of environments.
 
         Raises:
@@ -165,7 +171,8 @@ class SpaceCodec:
         return flat
 
     def refuse_changed(self, value: Any) -> None:
-        """Refuse numbers that `encode` would change to fit the type of their space, such as an image divided by 255.
+        """Refuse numbers that `encode` would change to fit the type of their space, such as an image divided
+        by 255.
 
         Raises:
             SpaceError: naming the component, its type, and what was received.
@@ -189,13 +196,17 @@ class SpaceCodec:
                 raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {found}.")
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the bounds."""
+        """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the
+        bounds.
+        """
         return _build(self.node, flat, batched)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts observations and actions between an environment of Gymnasium, single or vector, and operant."""
+    """Converts observations and actions between an environment of Gymnasium, single or vector, and
+    operant.
+    """
 
     observation: SpaceCodec
     action: SpaceCodec
@@ -205,7 +216,9 @@ class Codec:
         return self.observation.encode(observation, batched)
 
     def decode(self, action: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped to their bounds."""
+        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped to their
+        bounds.
+        """
         return self.action.decode(action, batched)
 
     def decode_one(self, action: Mapping[str, Any], index: int) -> Any:
@@ -238,26 +251,27 @@ def from_gymnasium(
 ) -> tuple[Spaces, Codec]:
     """Read the spaces of an environment of Gymnasium.
 
-    For vector environments, give `single_observation_space` and `single_action_space`. Components are named by the keys
-    of a Dict, by the positions in a Tuple, and by the entries, counted in C order, of a MultiDiscrete with unequal
-    counts. `/` in a key becomes `_`, and `_` is appended to a reserved name. An entry `<action>_mask` of a Dict
-    observation (`action_mask` for a single action) masks a Discrete or MultiDiscrete action: it is MultiBinary, or a
-    Box of integers 0 and 1. The mask of a MultiDiscrete may also be a single vector, in which the entries of its
-    choices follow one another. Box observations of integers are read as numbers (type float) stored in an integer type;
-    64-bit types are stored in 32 bits.
+    For vector environments, give `single_observation_space` and `single_action_space`. Components are named
+    by the keys of a Dict, by the positions in a Tuple, and by the entries, counted in C order, of a
+    MultiDiscrete with unequal counts. `/` in a key becomes `_`, and `_` is appended to a reserved name. An
+    entry `<action>_mask` of a Dict observation (`action_mask` for a single action) masks a Discrete or
+    MultiDiscrete action: it is MultiBinary, or a Box of integers 0 and 1. The mask of a MultiDiscrete may
+    also be a single vector, in which the entries of its choices follow one another. Box observations of
+    integers are read as numbers (type float) stored in an integer type; 64-bit types are stored in 32 bits.
 
     Args:
-        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, at any depth.
+        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these, at any
+            depth.
         action_space: the same.
-        frames: how many successive frames a stacked observation holds. Every Box of two or more axes whose axis of
-            frames (the last; the first with `channels_first`) is that long counts as a stack.
-        channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is moved to the
-            end, for every Box of three axes and for stacks. None: only for Boxes where that is clear
-            (`Leaf.channels_first`).
+        frames: how many successive frames a stacked observation holds. Every Box of two or more axes whose
+            axis of frames (the last; the first with `channels_first`) is that long counts as a stack.
+        channels_first: whether the channels or stacked frames of images are Gymnasium's first axis; it is
+            moved to the end, for every Box of three axes and for stacks. None: only for Boxes where that is
+            clear (`Leaf.channels_first`).
 
     Raises:
-        SpaceError: a space is of an unsupported kind (Text, Graph, Sequence), no Box holds `frames`, or an entry is
-            named like a mask but does not fit its action, or masks none.
+        SpaceError: a space is of an unsupported kind (Text, Graph, Sequence), no Box holds `frames`, or an
+            entry is named like a mask but does not fit its action, or masks none.
         SpecError: a space has no entries, or too many values.
     """
     for kind, space in (("observation", observation_space), ("action", action_space)):
@@ -281,11 +295,13 @@ def from_gymnasium(
             f"Give a mask for each choice: {masked}" if masked else "Only choices can be masked: rename it"
         )
         raise SpaceError(
-            f"The entry {name!r} of the observation space masks no action of {' '.join(repr(action_space).split())}. {remedy}."
+            f"The entry {name!r} of the observation space masks no action of "
+            f"{' '.join(repr(action_space).split())}. {remedy}."
         )
     if twice := {name for name in reader.found if reader.found.count(name) > 1}:
         raise SpaceError(
-            f"The observation space has {min(twice)!r} twice, by itself and within a vector. Give one of them."
+            f"The observation space has {min(twice)!r} twice, by itself and within a vector. Give one of "
+            "them."
         )
     masks = tuple(name.removesuffix(SUFFIX) for name in reader.found)
     return Spaces(Space(tree, "state"), actions, masks), Codec(SpaceCodec(node), SpaceCodec(action_node))
@@ -366,7 +382,8 @@ class _Reader:
                 if leaf is not None and name in self.masks:
                     shapes = " or ".join(str(form.shape) for form in self.masks[name])
                     raise SpaceError(
-                        f"The mask {name!r} must be a MultiBinary of shape {shapes}, or a Box of integers from 0 to 1: an "
+                        f"The mask {name!r} must be a MultiBinary of shape {shapes}, or a Box of integers "
+                        "from 0 to 1: an "
                         f"entry for each value of the action. Received: {' '.join(repr(space).split())}."
                     )
                 return leaf, part
@@ -375,12 +392,16 @@ class _Reader:
                     f"The {self.kind} space{where} {' '.join(repr(space).split())}: {error}"
                 ) from None
         raise SpaceError(
-            f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple. "
+            f"The {self.kind} space{where} must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or "
+            "Tuple. "
             f"Received: {space!r}, which no algorithm takes. Convert it with a wrapper{self._left_out(name)}."
         )
 
     def _left_out(self, name: str) -> str:
-        """Return how to leave out an unsupported entry of the observation; empty if it is not an entry, or is nested."""
+        """Return how to leave out an unsupported entry of the observation.
+
+        Empty if it is not an entry, or is nested.
+        """
         if self.kind != "state" or not self.beside or "/" in name:
             return ""
         return f", or leave it out: gymnasium.wrappers.FilterObservation(env, filter_keys={self.beside})"
@@ -473,7 +494,9 @@ def _open(bound: NDArray) -> Any:
 
 
 def _storage(space: Any) -> str:
-    """Return the type in which to store a Box: its own where allowed, int32 where it suffices, else float32."""
+    """Return the type in which to store a Box: its own where allowed, int32 where it suffices, else
+    float32.
+    """
     if space.dtype.name in STORAGE["float"]:
         return str(space.dtype.name)
     info = np.iinfo(np.int32)
@@ -483,10 +506,12 @@ def _storage(space: Any) -> str:
 
 
 def to_gymnasium(space: Space) -> Any:
-    """Return the Gymnasium space of the same values; `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
+    """Return the Gymnasium space of the same values.
 
-    What Gymnasium cannot express is lost: `frames`, bounds of 1e6 and more, and that a state is an `int` without
-    `num_values` (it comes back as a number stored as int32).
+    `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
+
+    What Gymnasium cannot express is lost: `frames`, bounds of 1e6 and more, and that a state is an `int`
+    without `num_values` (it comes back as a number stored as int32).
     """
     return _to_gymnasium(space.tree)
 

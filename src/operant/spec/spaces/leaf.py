@@ -35,8 +35,8 @@ _ALIASES = {"num_actions": "num_values", "num_states": "num_values"}
 class Leaf:
     """One component. Immutable and hashable; equal declarations are equal leaves.
 
-    An `int` with `num_values` is a choice: stored as `0 .. num_values - 1`, and shown to the user with `min_value`
-    added. An `int` without `num_values` is a plain integer number, which only a state can be.
+    An `int` with `num_values` is a choice: stored as `0 .. num_values - 1`, and shown to the user with
+    `min_value` added. An `int` without `num_values` is a plain integer number, which only a state can be.
 
     Raises:
         SpecError: a field is not understood, or fields contradict one another.
@@ -49,9 +49,13 @@ class Leaf:
     min_value: Bound = None
     max_value: Bound = None
     dtype: str = ""
-    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool. Image frames: type float, dtype uint8."""
+    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool.
+
+    Image frames: type float, dtype uint8.
+    """
     frames: int = 1
-    """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store each frame once."""
+    """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store
+    each frame once."""
 
     def __post_init__(self) -> None:
         """Bring every field into its canonical form, and check it."""
@@ -102,9 +106,9 @@ class Leaf:
         """Make a leaf from a leaf or from a dict such as ``{"type": "float", "shape": 4}``.
 
         Args:
-            spec: the fields by name. `type` may be a string, a Python type or a NumPy type, and is float by default
-                (int if `num_values` is given); `shape` is an int or a sequence; `num_actions` and `num_states` are read
-                as `num_values`.
+            spec: the fields by name. `type` may be a string, a Python type or a NumPy type, and is float by
+                default (int if `num_values` is given); `shape` is an int or a sequence; `num_actions` and
+                `num_states` are read as `num_values`.
             label: names the component in messages.
             action: it is an action: an int with both bounds becomes a choice of `max_value - min_value + 1`.
 
@@ -158,7 +162,10 @@ class Leaf:
 
     @property
     def _ends(self) -> tuple[NDArray, NDArray]:
-        """`min_value` and `max_value` as arrays; a single number for all entries is not broadcast to the shape."""
+        """`min_value` and `max_value` as arrays.
+
+        A single number for all entries is not broadcast to the shape.
+        """
         kind = np.float32 if self.type == "float" else np.float64
         low, high = bound_array(self.min_value, (), -np.inf), bound_array(self.max_value, (), np.inf)
         return low.astype(kind), high.astype(kind)
@@ -200,11 +207,13 @@ class Leaf:
 
     @functools.cached_property
     def channels_first(self) -> bool:
-        """Whether it is clearly an image with channels, or stacked frames, first; networks expect these as last axis.
+        """Whether it is clearly an image with channels, or stacked frames, first.
 
-        That is clear with at most 16 of them before a height and width of more than 16, if the values are bytes from 0
-        to 255. Of floats there must be at most 4, or a height and width of at least 32: a board of few rows may have as
-        many planes.
+        Networks expect these as last axis.
+
+        That is clear with at most 16 of them before a height and width of more than 16, if the values are
+        bytes from 0 to 255. Of floats there must be at most 4, or a height and width of at least 32: a board
+        of few rows may have as many planes.
         """
         if self.type != "float" or len(self.shape) != 3:
             return False
@@ -231,7 +240,9 @@ class Leaf:
         return self.num_values is not None and self.min_value is not None
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as JSON data, from which `read` makes an equal leaf."""
+        """Return the fields that differ from their defaults, as JSON data, from which `read` makes an
+        equal leaf.
+        """
         spec: dict[str, Any] = {"type": self.type}
         if self.shape:
             spec["shape"] = list(self.shape)
@@ -254,7 +265,8 @@ class Leaf:
         values: bool = True,
         clip: bool = False,
     ) -> NDArray:
-        """Check a user's value and return it as stored: in `dtype`, without the offset, not copied if it already fits.
+        """Check a user's value and return it as stored: in `dtype`, without the offset, not copied if it
+        already fits.
 
         Args:
             value: array-like `[*batch, *shape]`.
@@ -303,7 +315,8 @@ class Leaf:
         low, high = self._limits
         inside: NDArray | None
         if low is None or high is None:
-            # A vector's dot product with itself is finite only if all entries are; on small ones it is twice as fast.
+            # A vector's dot product with itself is finite only if all entries are; on small ones it is twice
+            # as fast.
             if self.storage.kind != "f" or (array.ndim == 1 and math.isfinite(np.vdot(array, array))):
                 return
             inside = np.isfinite(array)
@@ -326,7 +339,9 @@ class Leaf:
 
     @functools.cached_property
     def rounded(self) -> Leaf:
-        """The same leaf with bounds rounded to the storage type, so that 4.8 and the float32 nearest to it are equal bounds."""
+        """The same leaf with bounds rounded to the storage type, so that 4.8 and the float32 nearest to it
+        are equal bounds.
+        """
         if self.storage.kind != "f":
             return self
 
@@ -341,7 +356,10 @@ class Leaf:
 
     @functools.cached_property
     def stored_range(self) -> tuple[Any, Any]:
-        """Smallest and largest stored value; for floats with a slack of a millionth of the larger bound, for rounding."""
+        """Smallest and largest stored value.
+
+        For floats with a slack of a millionth of the larger bound, for rounding.
+        """
         if self.num_values is not None:
             return 0, self.num_values - 1
         if self.storage.kind != "f":
@@ -352,7 +370,10 @@ class Leaf:
 
     @functools.cached_property
     def _range(self) -> tuple[int, int] | None:
-        """Smallest and largest value of a component that is a single integer, if both are known; else None."""
+        """Smallest and largest value of a component that is a single integer, if both are known.
+
+        Else None.
+        """
         low, high = self._limits
         if self.type != "int" or self.shape or low is None or high is None:
             return None

@@ -1,4 +1,6 @@
-"""Action masks among the components of an observation: their names, and their places in the user's structure."""
+"""Action masks among the components of an observation: their names, and their places in the user's
+structure.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ def mask_name(action: str) -> str:
 def masks_of(observation: Mapping[str, T]) -> dict[str, T]:
     """Return the masks of a flat observation by the names of their actions.
 
-    A state may be named like a mask, too (`goal_mask`, where no action is called `goal`): look masks up by the names of actions.
+    A state may be named like a mask, too (`goal_mask`, where no action is called `goal`): look masks up by
+    the names of actions.
     """
     return {name.removesuffix(SUFFIX): x for name, x in observation.items() if name.endswith(SUFFIX)}
 
 
 def beside(states: Any, masks: Mapping[str, Any]) -> Any:
-    """Return states in the user's structure with masks, given by the names of their actions, put in their places.
+    """Return states in the user's structure with masks, given by the names of their actions, put in their
+    places.
 
     A single unnamed state gets the name `state`, to stand beside them.
     """

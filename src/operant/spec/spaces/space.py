@@ -96,7 +96,9 @@ class Space:
 
     @property
     def frames(self) -> dict[str, int]:
-        """How many frames each component holds that is a stack of them: a replay memory may store each frame once."""
+        """How many frames each component holds that is a stack of them: a replay memory may store each
+        frame once.
+        """
         return {name: leaf.frames for name, leaf in self.components.items() if leaf.frames > 1}
 
     def __eq__(self, other: object) -> bool:
@@ -123,9 +125,11 @@ class Space:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
 
         Args:
-            value: nested like the space; a single unnamed component bare, or in a dict under its default name.
+            value: nested like the space; a single unnamed component bare, or in a dict under its default
+                name.
             batch_shape: the leading axes that every component must have; None: any, but the same for all.
-            values: whether to check the numbers, too (NaN, infinities, range), not only structure, shape and kind.
+            values: whether to check the numbers, too (NaN, infinities, range), not only structure, shape and
+                kind.
             clip: whether to clip floats to their bounds first.
 
         Raises:
@@ -147,7 +151,10 @@ class Space:
         return flat
 
     def flatten(self, value: Any) -> Flat:
-        """Return a value flat and as stored, with any leading axes; only structure, shapes and kinds are checked."""
+        """Return a value flat and as stored, with any leading axes.
+
+        Only structure, shapes and kinds are checked.
+        """
         return self.check(value, None, values=False)
 
     def unflatten(self, flat: Mapping[str, Any]) -> Any:
@@ -210,8 +217,8 @@ class Space:
 class Spaces:
     """What an agent sees and does.
 
-    A mask tells for each value of an `int` action whether it is allowed now. It is a part of the observation, named
-    `<action>_mask` after the action (`action_mask` for a single unnamed action).
+    A mask tells for each value of an `int` action whether it is allowed now. It is a part of the observation,
+    named `<action>_mask` after the action (`action_mask` for a single unnamed action).
 
     Raises:
         SpecError: a mask belongs to no action with `num_values`, or its name is taken.
@@ -245,7 +252,8 @@ class Spaces:
             for branch in ("/".join(path[: i + 1]) for i in range(len(path))):
                 if branch in self.states.components:
                     raise SpecError(
-                        f"The state {branch!r} stands where the mask {mask_name(action)!r} belongs. Rename that component."
+                        f"The state {branch!r} stands where the mask {mask_name(action)!r} belongs. Rename "
+                        "that component."
                     )
 
     @classmethod
@@ -253,7 +261,8 @@ class Spaces:
         """Make spaces from specifications; entries `<action>_mask` among the states become masks.
 
         Args:
-            states: what `Space` reads. A mask among them is bool, of shape `(*shape of the action, num_values)`.
+            states: what `Space` reads. A mask among them is bool, of shape
+                `(*shape of the action, num_values)`.
             actions: what `Space` reads.
             masks: names of further actions whose mask comes with the observation.
 
@@ -272,7 +281,8 @@ class Spaces:
             received = Leaf.read(mask, f"state {mask_name(name)!r}")
             if leaf.num_values is None:
                 raise SpecError(
-                    f"Only 'int' actions can be masked. Received: {mask_name(name)} for a {leaf.type!r} action."
+                    f"Only 'int' actions can be masked. Received: {mask_name(name)} for a {leaf.type!r} "
+                    "action."
                 )
             wanted = (*leaf.shape, leaf.num_values)
             if received.type != "bool" or received.shape != wanted:
@@ -310,12 +320,12 @@ class Spaces:
         """Check an observation in the user's structure and return it flat, with its masks.
 
         Args:
-            value: the states, with or without mask entries; a mask that is missing allows everything. A single
-                unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
+            value: the states, with or without mask entries; a mask that is missing allows everything. A
+                single unnamed state with a mask comes as ``{"state": ..., "action_mask": ...}``.
             batch_shape: the leading axes of every component; None: any, but the same for all.
             values: whether to check the numbers, too, not only structure, shape and kind.
-            over: whether the episode ended with it, or `[B]` for each row: no action follows, and masks may allow
-                nothing.
+            over: whether the episode ended with it, or `[B]` for each row: no action follows, and masks may
+                allow nothing.
 
         Raises:
             SpaceError: a component does not fit, or a mask allows nothing.
@@ -357,7 +367,8 @@ class Spaces:
         return mask
 
     def unflatten(self, observation: Mapping[str, Any]) -> Any:
-        """Return a flat observation in the user's structure and range, masks beside the states: the inverse of `observe`.
+        """Return a flat observation in the user's structure and range, masks beside the states: the inverse
+        of `observe`.
 
         Raises:
             SpaceError: a component is missing, or there is none of that name.
@@ -370,7 +381,9 @@ class Spaces:
         return beside(self.states.unflatten(states), masks)
 
     def declaration(self) -> Any:
-        """Return the specification of the states as an environment gives it: JSON data, masks declared beside the states."""
+        """Return the specification of the states as an environment gives it: JSON data, masks declared
+        beside the states.
+        """
         states = self.states.to_spec()
         if self.masks and self.states.single:
             states = {"state": states}

@@ -24,12 +24,14 @@ from operant.training.loop import Agree
 from operant.types import Array, Arrays, Key, Rollout, Tree
 
 CHECK_STEPS = 8192
-"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
-nothing. Fixed, not measured, so that a run stops at the same step every time."""
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough
+that this costs nothing. Fixed, not measured, so that a run stops at the same step every time."""
 
 
 class RunnerState(NamedTuple):
-    """The environments' part of a device run: everything beside `TrainState` that is needed to continue it."""
+    """The environments' part of a device run: everything beside `TrainState` that is needed to continue
+    it.
+    """
 
     actors: native_env.NativeActors
     carry: Tree
@@ -41,7 +43,10 @@ class RunnerState(NamedTuple):
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes that ended, per row and actor; and values that were not finite, which end none: see `DeviceRun.collect`."""
+    """Episodes that ended, per row and actor.
+
+    And values that were not finite, which end none: see `DeviceRun.collect`.
+    """
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
@@ -73,7 +78,9 @@ class DeviceRun:
         )
 
     def restart(self, key: Key, rows: Array, last: Arrays) -> RunnerState:
-        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the open ones with these last observations."""
+        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the
+        open ones with these last observations.
+        """
         world = self.begin(key)
         actors = world.actors._replace(
             observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
@@ -83,7 +90,9 @@ class DeviceRun:
     def iterate(
         self, train: TrainState, world: RunnerState, meter: Array, count: Array, limit: int
     ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
-        """Run `count` blocks (at most `limit`): collect, learn. Return the episodes that ended, with an axis of blocks first.
+        """Run `count` blocks (at most `limit`): collect, learn.
+
+        Return the episodes that ended, with an axis of blocks first.
 
         `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
         """
@@ -105,7 +114,8 @@ class DeviceRun:
         keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
         env_key = fold(train.key, ENV)
-        # Values from a row that are not finite are caught in that row; the first observations of a run come from no row.
+        # Values from a row that are not finite are caught in that row; the first observations of a run come
+        # from no row.
         actors, begun = world.actors, self._faults(world.actors.observation)
         world = world._replace(actors=self._cut(actors, actors.ended | (begun > 0)))
 
@@ -129,8 +139,9 @@ class DeviceRun:
     ) -> tuple[Rollout, RunnerState, EpisodeEnds]:
         """Collect one block with the current parameters.
 
-        A row whose step gives a value that is not finite becomes that of its episode's last observation: its action does not
-        count, so earlier rows bootstrap from what was seen before the fault. The next row begins another episode.
+        A row whose step gives a value that is not finite becomes that of its episode's last observation: its
+        action does not count, so earlier rows bootstrap from what was seen before the fault. The next row
+        begins another episode.
         """
         learner = self.learner
         acting = learner.acting(train)
@@ -177,7 +188,10 @@ class DeviceRun:
         return fault
 
     def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
-        """Let these actors begin another episode with the next row; replace values of observations that are not finite by 0."""
+        """Let these actors begin another episode with the next row.
+
+        Replace values of observations that are not finite by 0.
+        """
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
@@ -185,7 +199,10 @@ class DeviceRun:
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value that was not finite, if any, for an environment of this name; leaves of `ends` are `[blocks, rows, ...]`."""
+        """Describe the first value that was not finite, if any, for an environment of this name.
+
+        Leaves of `ends` are `[blocks, rows, ...]`.
+        """
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
@@ -196,8 +213,10 @@ class DeviceRun:
         received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
         when = f" (step {step} of its episode)" if step else " (at a reset)"
         return (
-            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look for a division by zero, a root or "
-            "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries random actions."
+            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look "
+            "for a division by zero, a root or "
+            "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries "
+            "random actions."
         )
 
 
@@ -260,7 +279,8 @@ class DeviceDriver:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
         Raises:
-            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from, and new episodes begin.
+            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from,
+                and new episodes begin.
         """
         self.unreported = ()
         blocks = min(blocks, self.blocks)
@@ -336,6 +356,7 @@ def finished_episodes(ends: EpisodeEnds, step: int) -> tuple[list[EpisodeResult]
     ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
     steps = step + np.cumsum(valid, dtype=np.int64)
     rows, actors = np.divmod(np.flatnonzero(ended), ended.shape[-1])
-    # Numbers are converted a column at a time, in half the time: with thousands of actors tens of thousands of episodes end in a call.
+    # Numbers are converted a column at a time, in half the time: with thousands of actors tens of thousands
+    # of episodes end in a call.
     columns = (steps[rows], reward[rows, actors], length[rows, actors], actors)
     return list(map(EpisodeResult, *(column.tolist() for column in columns))), int(steps[-1])

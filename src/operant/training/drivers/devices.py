@@ -1,4 +1,6 @@
-"""The devices of a run: one, or several that share the actors of JAX-native environments and the work on them."""
+"""The devices of a run: one, or several that share the actors of JAX-native environments and the work on
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ T = TypeVar("T", bound=Tree)
 
 
 class Devices:
-    """The first `n` of JAX's devices, those of all processes if several run together (`operant.spec.runtime.join`).
+    """The first `n` of JAX's devices, those of all processes if several run together
+    (`operant.spec.runtime.join`).
 
-    The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients over devices. A run
-    computes the same numbers on any number of devices, up to the order of summation.
+    The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients
+    over devices. A run computes the same numbers on any number of devices, up to the order of summation.
 
     Args:
         n: how many.
@@ -42,7 +45,8 @@ class Devices:
                 "n_devices",
                 f"at most {len(known)}, the number of JAX's devices ({known[0].platform})",
                 n,
-                "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them (with a GPU in the machine, beside JAX_PLATFORMS=cpu).",
+                "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them "
+                "(with a GPU in the machine, beside JAX_PLATFORMS=cpu).",
             )
         if self.processes > 1 and len(known) != n:
             raise value_error("n_devices", f"{len(known)}, all devices of the {self.processes} processes", n)
@@ -80,7 +84,9 @@ class Devices:
         return whole
 
     def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
-        """Return what the first process says: all must come to the same decisions, and no two clocks agree."""
+        """Return what the first process says: all must come to the same decisions, and no two clocks
+        agree.
+        """
         if self.processes == 1:
             return seconds, flag
         from jax.experimental import multihost_utils
@@ -90,7 +96,9 @@ class Devices:
         return float(whole) + float(millionths) / 1e6, bool(said)
 
     def compile(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
-        """Compile a function whose first results replace its donated first arguments, and are placed on the same devices."""
+        """Compile a function whose first results replace its donated first arguments, and are placed on
+        the same devices.
+        """
         if self._mesh is None:
             return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
         same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in donate]

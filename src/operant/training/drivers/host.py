@@ -1,4 +1,6 @@
-"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `absorb` per block."""
+"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `absorb` per
+block.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree
 
 CHECK_STEPS = 512
-"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough that this costs
-nothing. Fixed, not measured, so that a run stops at the same step every time."""
+"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough
+that this costs nothing. Fixed, not measured, so that a run stops at the same step every time."""
 
 
 class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
@@ -29,8 +31,8 @@ class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
 class HostDriver:
     """Runs an engine on a vector of environments.
 
-    The environments' own states are not part of a snapshot: after `restore` every actor begins a new episode. The row
-    that was open then is closed by its true last observation, like an episode cut by a time limit.
+    The environments' own states are not part of a snapshot: after `restore` every actor begins a new episode.
+    The row that was open then is closed by its true last observation, like an episode cut by a time limit.
     """
 
     def __init__(self, engine: CompiledAgent, env: VectorEnv, seed: int) -> None:
@@ -66,8 +68,8 @@ class HostDriver:
     def advance(self, blocks: int = 1) -> list[EpisodeResult]:
         """Collect and learn from that many blocks; return the episodes that ended.
 
-        If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call begins new
-        episodes (see `restore`).
+        If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call
+        begins new episodes (see `restore`).
         """
         finished: list[EpisodeResult] = []
         self.unreported = finished
@@ -133,8 +135,8 @@ class HostDriver:
             after = self._follow(chosen)
             valid, cut = ~ended, after.truncated
             if env.lost is not None:
-                # The row only holds the last observation, as after an interruption. As a step without cost, it would teach
-                # the agent to take the action that loses an environment.
+                # The row only holds the last observation, as after an interruption. As a step without cost,
+                # it would teach the agent to take the action that loses an environment.
                 valid, cut = valid & ~env.lost, cut & ~env.lost
             buffer.reward[t], buffer.valid[t] = after.reward, valid
             buffer.terminated[t], buffer.truncated[t] = after.terminated, cut
@@ -182,7 +184,10 @@ class HostDriver:
         return self.engine.scale_lr(factor)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is needed to continue beside the engine's `TrainState`, as a tree of arrays; valid between blocks."""
+        """Return what is needed to continue beside the engine's `TrainState`, as a tree of arrays.
+
+        Valid between blocks.
+        """
         return {"observation": dict(self._begin()), "ended": self._ended.copy()}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -201,8 +206,9 @@ class HostDriver:
     def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
-        Row 0 becomes the last row of every open episode, with the last observation of the earlier process. Thus the
-        experience stays correct, and nothing bootstraps from the first observation of another episode.
+        Row 0 becomes the last row of every open episode, with the last observation of the earlier process.
+        Thus the experience stays correct, and nothing bootstraps from the first observation of another
+        episode.
         """
         self.engine.put(train)
         self._next = None

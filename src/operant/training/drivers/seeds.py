@@ -30,9 +30,10 @@ from operant.types import Array, Key, Tree
 class MultiSeedRunner:
     """Independent runs on a native environment, one per key.
 
-    On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each run, by as many
-    threads as there are cores: under `vmap` both branches of every condition are computed, and eight seeds of TD3 take 14.5 times
-    as long as one; so, on two cores, 5.1 times (benchmarks/results/seeds.md).
+    On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each
+    run, by as many threads as there are cores: under `vmap` both branches of every condition are computed,
+    and eight seeds of TD3 take 14.5 times as long as one; so, on two cores, 5.1 times
+    (benchmarks/results/seeds.md).
 
     Args:
         learner: the algorithm.
@@ -72,10 +73,15 @@ class MultiSeedRunner:
         self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
-        """What was wrong with each run's environments in the last call of `advance`; such a run began new episodes."""
+        """What was wrong with each run's environments in the last call of `advance`.
+
+        Such a run began new episodes.
+        """
 
     def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
-        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in order of time.
+        """Run that many blocks (at most `self.blocks`).
+
+        Return each run's finished episodes, in order of time.
 
         Args:
             blocks: how many.
@@ -192,8 +198,8 @@ class _SeparateRuns:
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
-        # JAX's kernels for batches of matrices, such as the physics of brax, may hold threads of XLA's pool while they wait for others:
-        # two at once could wait for ever (see `begun`).
+        # JAX's kernels for batches of matrices, such as the physics of brax, may hold threads of XLA's pool
+        # while they wait for others: two at once could wait for ever (see `begun`).
         alone = "lapack_" in self.compiled.as_text()
         return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
 
@@ -258,7 +264,8 @@ class _VmapRuns:
 
 
 class SeedDriver:
-    """One run of a population as a driver for the training loop, except that only the population advances, all runs at once.
+    """One run of a population as a driver for the training loop, except that only the population advances,
+    all runs at once.
 
     Args:
         population: the runs.
@@ -309,7 +316,10 @@ class SeedDriver:
         return self.population.skipped(self.index)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the environments' part of what is needed to continue; a single run can continue from it, too."""
+        """Return the environments' part of what is needed to continue.
+
+        A single run can continue from it, too.
+        """
         return {"world": self.population.world(self.index)}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -332,8 +342,9 @@ class SeedDriver:
 def begun(learner: Learner, keys: Key, hyper: Array) -> TrainState:
     """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
-    On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of orthogonal initialisers, wait for
-    threads of the same pool that they run in. In a pool of two threads, two such kernels wait for ever (JAX 0.10.2).
+    On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of
+    orthogonal initialisers, wait for threads of the same pool that they run in. In a pool of two threads, two
+    such kernels wait for ever (JAX 0.10.2).
     """
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
@@ -347,7 +358,9 @@ def _of(tree: Tree, index: int | Array) -> Tree:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _with(tree: Tree, index: Array, one: Tree) -> Tree:
-    """Put one run's arrays among those of all, which are written to where they are: a copy would need their memory once more."""
+    """Put one run's arrays among those of all, which are written to where they are: a copy would need
+    their memory once more.
+    """
 
     def put(all_: Array, own: Array) -> Array:
         own = jax.random.key_data(own) if _is_key(own) else own
