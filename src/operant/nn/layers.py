@@ -185,7 +185,10 @@ class Convolution(KernelLayer):
 
     def make(self, name: str, **arguments: Any) -> Any:
         """Return the Keras layer."""
-        return getattr(keras().layers, self.layer)(
+        from operant.nn.keras_layers import Conv2D
+
+        make = Conv2D if self.layer == "Conv2D" else getattr(keras().layers, self.layer)
+        return make(
             self.size,
             self.window,
             strides=self.stride,

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.convolutions import fast_gradients
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
@@ -88,7 +87,10 @@ class Model:
         running = (order[id(v)] for v in averages(network))
         self.averages = tuple(name for name in running if not is_seed(name))
         """Running averages among the parameters."""
+        from operant.nn.keras_layers import compute_fast
+
         for layer in leaves(network):
+            compute_fast(layer)
             if isinstance(layer, keras().layers.SpectralNormalization):
                 raise SpecError(
                     "Spectral normalisation changes its kernel in every call of training, which compiled "
@@ -288,7 +290,7 @@ class Model:
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
         given = list(zip(self._network.non_trainable_variables, state, strict=True))
-        with numpy_promotion(), fast_gradients(), reading(self._adapted, given):
+        with numpy_promotion(), reading(self._adapted, given):
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
