@@ -397,8 +397,7 @@ class Replay:
             if wanted.get(name) != given.get(name):
                 raise SpecError(
                     f"A block must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
-                    "type) there."
-                    f" Received: {given.get(name)}."
+                    f"type) there. Received: {given.get(name)}."
                 )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:

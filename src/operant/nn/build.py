@@ -290,8 +290,7 @@ def _from_cfg(
         listed = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
         raise SpecError(
             f"{cfg.source} describes a network that reads at most one image, and any number of vectors. "
-            f"Received: {listed}. "
-            "Give a list of layers, whose retrieve reads inputs by name."
+            f"Received: {listed}. Give a list of layers, whose retrieve reads inputs by name."
         )
     vectors = [x for n, x in tensors.items() if n not in images]
     vector = None
@@ -301,9 +300,8 @@ def _from_cfg(
         if more or count is None or count > values:
             choices = "" if count is None else f" of {count} choices"
             raise SpecError(
-                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at "
-                "most as many choices. Received: "
-                f"{', '.join(fed)}{choices}."
+                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at most "
+                f"as many choices. Received: {', '.join(fed)}{choices}."
             )
         x = tensors[name]
     elif images:
@@ -348,8 +346,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
     if isinstance(called, Mapping) and list(called) != sorted(called):
         raise SpecError(
             f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras "
-            "sorts the names. Give them as a "
-            f"list, in this order: {', '.join(heads)}."
+            f"sorts the names. Give them as a list, in this order: {', '.join(heads)}."
         )
     found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
     dense = {n: head for n, head in heads.items() if head.constant is None}

@@ -175,8 +175,7 @@ class Cfg:
             fault = "few" if len(output_units) < len(sections) else "many"
             raise SpecError(
                 f"{self.source}: too {fault} output units. It has {len(sections)} output(s) without units: "
-                f"{listed}. "
-                f"Received: output_units={list(output_units)}."
+                f"{listed}. Received: output_units={list(output_units)}."
             )
         sizes = dict(zip([section.name for section in sections], output_units, strict=True))
         names: dict[str, int] = {}
@@ -241,8 +240,7 @@ def _section(name: str, given: Mapping[str, str], shared: set[str], source: str)
     if kind in RECURRENT:
         raise SpecError(
             f"{place}: a .cfg file describes feed-forward networks. Give a network with memory as a list of "
-            "layers: "
-            f"[..., {{'type': '{kind}', 'size': 64}}]."
+            f"layers: [..., {{'type': '{kind}', 'size': 64}}]."
         )
     if kind not in KINDS:
         raise SpecError(f"{place}: unknown kind of section {kind!r}.{suggest(kind, KINDS)}")

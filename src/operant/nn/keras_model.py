@@ -53,10 +53,9 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         if shapes != wanted and any(name.startswith("normalizer.") for name in values.keys() - own.keys()):
             raise CheckpointError(
                 f"The weights {str(filepath)!r} come with the observations' means and deviations "
-                "(normalize_observations), for "
-                "which this model has no place: it would see other numbers than in training. Give them to "
-                "the algorithm's class: "
-                f"normalize_observations=True, weights=[{str(filepath)!r}]."
+                "(normalize_observations), for which this model has no place: it would see other numbers "
+                "than in training. Give them to the algorithm's class: normalize_observations=True, "
+                f"weights=[{str(filepath)!r}]."
             )
         if shapes != wanted:
             raise CheckpointError(
@@ -76,9 +75,8 @@ def _expect_file(path: str | Path) -> None:
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):
         raise CheckpointError(
-            "The weights must be what a run's checkpoints are (a folder with manifest.json), or a file "
-            "that ends with "
-            f"{', '.join(FILES)}. Received: {str(path)!r}."
+            "The weights must be what a run's checkpoints are (a folder with manifest.json), or a file that "
+            f"ends with {', '.join(FILES)}. Received: {str(path)!r}."
         )
 
 

@@ -111,8 +111,7 @@ def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
     if given.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
         raise SpecError(
             f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. "
-            "Give a number, or "
-            "lr='linear:START:END:STEPS' beside the optimizer."
+            "Give a number, or lr='linear:START:END:STEPS' beside the optimizer."
         )
     for flag in ("staircase", "cycle"):
         if c.get(flag):

@@ -94,9 +94,8 @@ class Model:
             if isinstance(layer, keras().layers.SpectralNormalization):
                 raise SpecError(
                     "Spectral normalisation changes its kernel in every call of training, which compiled "
-                    "learning does not keep. "
-                    f"Received: the layer {layer.name!r}. Use layer normalisation instead "
-                    "(layer_normalization)."
+                    f"learning does not keep. Received: the layer {layer.name!r}. Use layer normalisation "
+                    "instead (layer_normalization)."
                 )
         for layer in reversed(list(network._flatten_layers())):  # inner ones first, which the message names
             _refuse_penalties(layer)
@@ -410,10 +409,9 @@ def _refuse_penalties(layer: Any) -> None:
     for what, given in found.items():
         if given:
             raise SpecError(
-                f"Regularizers and constraints of Keras layers have no effect on learning here. "
-                f"Received: the layer {layer.name!r} with {what}. Leave it out; for smaller weights give "
-                "the optimizer's weight_decay: "
-                "optimizer={'type': 'adam', 'weight_decay': 1e-4}."
+                "Regularizers and constraints of Keras layers have no effect on learning here. Received: the "
+                f"layer {layer.name!r} with {what}. Leave it out; for smaller weights give the optimizer's "
+                "weight_decay: optimizer={'type': 'adam', 'weight_decay': 1e-4}."
             )
 
 

@@ -194,8 +194,7 @@ class LayerStack:
             place = nested.index(not nested[0])
             raise SpecError(
                 f"network[{place}]: a network is a list of layers or a list of lists. Received: both. Wrap "
-                "single layers in "
-                "a list, too."
+                "single layers in a list, too."
             )
         if not nested[0]:
             return cls((tuple(read(spec, f"network[{i}]") for i, spec in enumerate(layers)),), False)
@@ -208,9 +207,8 @@ class LayerStack:
         for i, stack in enumerate(stacks[:-1]):
             if not any(isinstance(layer, Register) for layer in stack):
                 raise SpecError(
-                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End "
-                    "it with a register, and begin a "
-                    "later list with a retrieve; or make one list of both."
+                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End it "
+                    "with a register, and begin a later list with a retrieve; or make one list of both."
                 )
         return cls(tuple(stacks), True)
 
@@ -223,8 +221,7 @@ class LayerStack:
         if len(x.shape) != 2:
             raise SpecError(
                 f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a "
-                "flatten, pooling "
-                "or dense layer."
+                "flatten, pooling or dense layer."
             )
         return x
 
@@ -421,9 +418,8 @@ def parse(network: Any) -> Parsed:
     if isinstance(network, Mapping) and "type" not in network and network.keys() & ARCHITECTURE:
         raise SpecError(
             f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. "
-            "Give a list of widths, "
-            "model=[64, 64], of which policy and value get a network each with separate=True, or one each "
-            "as actor_model and critic_model."
+            "Give a list of widths, model=[64, 64], of which policy and value get a network each with "
+            "separate=True, or one each as actor_model and critic_model."
         )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)

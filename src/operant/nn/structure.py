@@ -207,8 +207,7 @@ def config(layer: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
             f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a "
-            "`get_config`, "
-            "or use a functional or Sequential model."
+            "`get_config`, or use a functional or Sequential model."
         ) from None
     return _uncompiled(text)
 
@@ -237,8 +236,7 @@ def from_config(data: Mapping[str, Any]) -> Any:
         if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
             raise SpecError(
                 f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above "
-                "its definition, and "
-                "import the module that holds it."
+                "its definition, and import the module that holds it."
             ) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 

@@ -121,8 +121,7 @@ class Recipe:
         if self.type == GIVEN:
             raise SpecError(
                 "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of "
-                "the agent: "
-                "Agent.load(..., agent={'type': ..., 'optimizer': ...})."
+                "the agent: Agent.load(..., agent={'type': ..., 'optimizer': ...})."
             )
         if self.type not in scalings.SCALINGS:
             raise SpecError(f"Unknown optimizer {self.type!r}.{suggest(self.type, scalings.SCALINGS)}")

@@ -223,15 +223,13 @@ class RunConfig(Config):
         if self.eval_frequency is None:
             if self.eval_episodes != default(RunConfig, "eval_episodes"):
                 yield (
-                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} "
-                    "without eval_frequency. "
-                    "Add --eval-frequency."
+                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} without "
+                    "eval_frequency. Add --eval-frequency."
                 )
         elif self.coordinator is not None:
             yield (
                 f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} "
-                "with coordinator. "
-                "Leave it out, and evaluate the run by `operant play RUN --episodes N`."
+                "with coordinator. Leave it out, and evaluate the run by `operant play RUN --episodes N`."
             )
         if len(set(self.info_keywords)) < len(self.info_keywords) or "" in self.info_keywords:
             yield str(value_error("info_keywords", "different names in info", self.info_keywords))
@@ -245,8 +243,7 @@ class RunConfig(Config):
                 if getattr(self, name) != default(RunConfig, name):
                     yield (
                         f"{name} is for divergence monitoring. Received: {name}={getattr(self, name)!r} "
-                        "without "
-                        "divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
+                        "without divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
                         "beginning)."
                     )
 

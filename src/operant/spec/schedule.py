@@ -13,9 +13,8 @@ from operant.spec.values import called, finite, settled
 
 SCHEDULE_FORMS = (
     "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
-    "'linear:3e-4:0:1e6'; or a dict "
-    "with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, such as "
-    "{'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
+    "'linear:3e-4:0:1e6'; or a dict with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, "
+    "such as {'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
 )
 
 
@@ -157,8 +156,7 @@ class Schedule:
         if "decay_rate" in found:
             raise SpecError(
                 "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' "
-                "within 'steps'. "
-                "Give end = start * decay_rate."
+                "within 'steps'. Give end = start * decay_rate."
             )
         if found.get("type") == "random" and found.get("distribution", "uniform") == "uniform":
             found.pop("distribution", None)

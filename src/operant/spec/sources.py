@@ -51,8 +51,7 @@ def refuse_code(named: object, what: str) -> None:
     if (source := _SOURCE.get()) is not None:
         raise SpecError(
             f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says "
-            "what to import or to open. "
-            f"{source.remedy}"
+            f"what to import or to open. {source.remedy}"
         )
 
 
@@ -130,8 +129,7 @@ def imported(path: str, what: str) -> Any:
             elif what in NAMED_HERE:
                 remedy += (
                     f" If it is in the current folder, name the {what} on operant's command line, also "
-                    "beside a run's folder: "
-                    "as module:Name it is looked for there."
+                    "beside a run's folder: as module:Name it is looked for there."
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
     try:
