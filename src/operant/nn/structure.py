@@ -7,20 +7,26 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, reshaped
-from operant.nn.layers import RANKS, Layer, choice
+from operant.nn.layers import RANKS, Layer
 from operant.nn.recurrent import Gru, Lstm, Rnn
 from operant.spec import Registry, build, refuse_code
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
-Index = int
-"""Unlike a count, it may be 0 or negative."""
 TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
+
+
+def _index(name: str, value: Any) -> Any:
+    """Return a whole number, which unlike a count may be 0 or negative, checked."""
+    number = as_whole(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise value_error(name, "a whole number", value)
+    return number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +37,7 @@ class Register(Layer):
     raw = True
     tensor: str
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Register the tensor and pass it on."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         graph.register(self.tensor, x)
         return x
 
@@ -48,22 +53,16 @@ class Retrieve(Layer):
     raw = True
     tensors: str | tuple[str, ...]
     aggregation: Aggregation = "concat"
-    axis: Index = 0
+    axis: Annotated[int, _index] = 0
     """Axis to join along (`concat`) or to add (`stack`), not counting the batch axis."""
 
-    def check(self) -> None:
-        """Check the arguments."""
+    def _check(self) -> None:
         names = (self.tensors,) if isinstance(self.tensors, str) else tuple(self.tensors)
         if not names:
             raise SpecError("tensors must name at least one tensor. Received: tensors=().")
         object.__setattr__(self, "tensors", names)
-        object.__setattr__(self, "axis", as_whole(self.axis))
-        if isinstance(self.axis, bool) or not isinstance(self.axis, int):
-            raise value_error("axis", "a whole number", self.axis)
-        choice("aggregation", self.aggregation, ("concat", "max", "mean", "product", "stack", "sum"))
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Return the joined tensors."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         found = [graph.retrieve(name) for name in self.tensors]
         if len(found) == 1:
             return found[0]
@@ -111,8 +110,7 @@ class Block(Layer):
     raw = True
     layers: tuple[Any, ...]
 
-    def check(self) -> None:
-        """Read the layers."""
+    def _check(self) -> None:
         if not isinstance(self.layers, list | tuple):
             raise value_error("layers", "a list of layers", self.layers)
         object.__setattr__(
@@ -121,8 +119,7 @@ class Block(Layer):
         if any(isinstance(layer, Register | Retrieve) for layer in self.layers):
             raise SpecError("A block holds no register and no retrieve. Put them before or behind it.")
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layers."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         for i, layer in enumerate(self.layers):
             x = add(graph, layer, x, f"layers[{i}]")
         return x
@@ -139,8 +136,7 @@ class KerasLayer(Layer):
     type = "keras"
     layer: Any
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add a copy of the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         kind = type(self.layer).__name__
         x = x if takes_integers(self.layer) else graph.encode(x)
         data = config(self.layer)
