@@ -84,12 +84,12 @@ def build(
         if isinstance(parsed, Cfg):
             outputs = _from_cfg(parsed, entries, fed, heads, normalized)
         elif isinstance(parsed, KerasModel):
-            given = parsed.model
+            model = parsed.model
             if reinitialize:
-                parsed = KerasModel(from_config(config(given)))
+                parsed = KerasModel(from_config(config(model)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
             if reinitialize:
-                copied = _untrained(given, parsed.model, scope)
+                copied = _untrained(model, parsed.model, scope)
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
@@ -348,10 +348,10 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
             f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras "
             f"sorts the names. Give them as a list, in this order: {', '.join(heads)}."
         )
-    found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
+    tensors = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
-    shapes = [tuple(x.shape[1:]) for x in found]
+    shapes = [tuple(x.shape[1:]) for x in tensors]
     fits = all(None not in shape for shape in shapes) and sizes == [math.prod(shape) for shape in shapes]
     if not fits:
         wanted = ", ".join(f"{n} {head.shape}" for n, head in dense.items())
@@ -361,10 +361,10 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
         )
     for i, head in enumerate(dense.values()):
         if head.logits and _is_softmax(model, i):
-            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # a probability may underflow to 0
+            tensors[i] = k.ops.log(k.ops.maximum(tensors[i], 1e-30))  # a probability may underflow to 0
     outputs = {
         n: x if tuple(x.shape[1:]) == head.shape else reshaped(x, head.shape)
-        for (n, head), x in zip(dense.items(), found, strict=True)
+        for (n, head), x in zip(dense.items(), tensors, strict=True)
     }
     first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
     return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}

@@ -214,9 +214,9 @@ class Cfg:
             remedy = " Put a [flatten] section before it." if kind.ranks == (1,) and len(shape) > 1 else ""
             raise SpecError(f"{place}: needs an input of shape {needed}. Received: shape {shape}.{remedy}")
         layer = kind.make(section.values if units is None else {**section.values, "units": units}, seed)
-        own = re.sub(r"_\d+$", "", layer.name)
-        count = names[own] = names.get(own, -1) + 1
-        layer.name = f"{own}_{count}" if count else own
+        base = re.sub(r"_\d+$", "", layer.name)
+        count = names[base] = names.get(base, -1) + 1
+        layer.name = f"{base}_{count}" if count else base
         try:
             x = layer(x)
         except (ValueError, TypeError) as error:
@@ -233,7 +233,7 @@ class Cfg:
         return {"type": "cfg", "text": self.text}
 
 
-def _section(name: str, given: Mapping[str, str], shared: set[str], source: str) -> Section:
+def _section(name: str, lines: Mapping[str, str], shared: set[str], source: str) -> Section:
     """Read one section; keys of `[DEFAULT]` apply to the kinds that know them."""
     place = f"{source}, section [{name}]"
     kind = name.partition("-")[0].strip().lower().rstrip("0123456789_")
@@ -247,7 +247,7 @@ def _section(name: str, given: Mapping[str, str], shared: set[str], source: str)
     readers = {**KINDS[kind].keys, **ROLES}
     values: dict[str, Any] = {}
     try:
-        for key, text in given.items():
+        for key, text in lines.items():
             if key in readers:
                 values[key] = readers[key](key, text)
             elif key not in shared:

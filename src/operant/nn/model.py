@@ -288,8 +288,8 @@ class Model:
         }
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
-        given = list(zip(self._network.non_trainable_variables, state, strict=True))
-        with numpy_promotion(), reading(self._adapted, given):
+        values = list(zip(self._network.non_trainable_variables, state, strict=True))
+        with numpy_promotion(), reading(self._adapted, values):
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
@@ -387,27 +387,27 @@ class Model:
         Raises:
             SpecError: its weights are not those of this model.
         """
-        found = dict(named_variables(model))
+        arrays = dict(named_variables(model))
         wanted = {w.name: w.shape for w in self._weights}
-        shapes = {name: tuple(v.shape) for name, v in found.items()}
+        shapes = {name: tuple(v.shape) for name, v in arrays.items()}
         if shapes != wanted:
             differing = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
             listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
-        values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
+        values = {name: jnp.array(v.value, copy=True) for name, v in arrays.items()}
         return self._variables(values)
 
 
 def _refuse_penalties(layer: Any) -> None:
     """Refuse what only Keras's own training, which is not used here, would apply."""
     weights = layer.trainable_variables
-    found = {
+    penalties = {
         "an activity regularizer": layer.activity_regularizer is not None,
         "a regularizer": any(v.regularizer is not None for v in weights),
         "a constraint": any(v.constraint is not None for v in weights),
     }
-    for what, given in found.items():
-        if given:
+    for what, present in penalties.items():
+        if present:
             raise SpecError(
                 "Regularizers and constraints of Keras layers have no effect on learning here. Received: the "
                 f"layer {layer.name!r} with {what}. Leave it out; for smaller weights give the optimizer's "

@@ -79,7 +79,6 @@ class AutoNetwork:
     """'layer': layer normalisation (Ba et al. 2016) before every activation."""
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         several = isinstance(self.size, list | tuple)
         if several and not self.size:
             raise value_error("size", "a width, or a list of at least one", self.size)
@@ -252,8 +251,8 @@ class InputPreprocessing:
                 "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the "
                 "layers into it."
             )
-        found = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
-        return cls(inner, tuple(found))
+        result = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
+        return cls(inner, tuple(result))
 
     def __call__(self, graph: Graph) -> Any:
         """Add the layers and the network."""
@@ -383,8 +382,8 @@ def written(network: Any) -> Any:
     Any other network as it is.
     """
     if isinstance(network, SavedNetwork):
-        own = written(network.network)
-        return own if isinstance(own, Mapping) and own.get("type") == "auto" else network
+        form = written(network.network)
+        return form if isinstance(form, Mapping) and form.get("type") == "auto" else network
     if isinstance(network, str) and network == "auto":
         return {"type": "auto"}
     if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
@@ -423,8 +422,8 @@ def parse(network: Any) -> Parsed:
         )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)
-        found = build(target, arguments, f"The network {label!r}")
-        return found if isinstance(found, Parsed) else KerasModel.parse(found)
+        result = build(target, arguments, f"The network {label!r}")
+        return result if isinstance(result, Parsed) else KerasModel.parse(result)
     if callable(network):
         return KerasModel.parse(network)
     raise SpecError(f"The network {network!r} is not understood. {FORMS}")

@@ -63,17 +63,17 @@ class Retrieve(Layer):
         object.__setattr__(self, "tensors", names)
 
     def _add(self, graph: Graph, x: Any) -> Any:
-        found = [graph.retrieve(name) for name in self.tensors]
-        if len(found) == 1:
-            return found[0]
+        tensors = [graph.retrieve(name) for name in self.tensors]
+        if len(tensors) == 1:
+            return tensors[0]
         ops = keras().ops
-        found = self._alike([graph.encode(x) for x in found])
+        tensors = self._alike([graph.encode(x) for x in tensors])
         if self.aggregation == "concat":
-            return ops.concatenate(found, axis=self._axis(len(found[0].shape) - 1) + 1)
+            return ops.concatenate(tensors, axis=self._axis(len(tensors[0].shape) - 1) + 1)
         if self.aggregation == "stack":
-            return ops.stack(found, axis=self._axis(len(found[0].shape)) + 1)
+            return ops.stack(tensors, axis=self._axis(len(tensors[0].shape)) + 1)
         reductions = {"max": "max", "mean": "mean", "product": "prod", "sum": "sum"}
-        return getattr(ops, reductions[self.aggregation])(ops.stack(found, axis=1), axis=1)
+        return getattr(ops, reductions[self.aggregation])(ops.stack(tensors, axis=1), axis=1)
 
     def _axis(self, rank: int) -> int:
         if not -rank <= self.axis < rank:
@@ -299,9 +299,9 @@ def read(spec: Any, label: str) -> Layer:
                 "width stands for a layer in a "
                 f"list of widths alone; beside other layers write {{'type': 'dense', 'size': {spec!r}}}."
             )
-        own = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
-        if own is not None:
-            spec = {**spec, "type": own} if isinstance(spec, Mapping) else own
+        registered = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
+        if registered is not None:
+            spec = {**spec, "type": registered} if isinstance(spec, Mapping) else registered
         cls, arguments, name = LAYERS.parse(spec)
         if isinstance(cls, type) and issubclass(cls, k.layers.Layer):
             return keras_layer(cls, **arguments)
@@ -319,11 +319,11 @@ def _registered(path: Any) -> type | None:
     be imported then.
     """
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
-    found = getattr(sys.modules.get(module), name, None) if module else None
-    own = isinstance(found, type) and any(
-        found is each for each in keras().saving.get_custom_objects().values()
+    cls = getattr(sys.modules.get(module), name, None) if module else None
+    registered = isinstance(cls, type) and any(
+        cls is each for each in keras().saving.get_custom_objects().values()
     )
-    return found if own else None
+    return cls if registered else None
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:

@@ -116,9 +116,9 @@ class Config(metaclass=ConfigMeta):
         return ()
 
     @classmethod
-    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def translated(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments in terms of options; a subclass may understand others as well."""
-        return dict(given)
+        return dict(arguments)
 
     def replace(self, **changes: Any) -> typing.Self:
         """Return a copy with some options changed; unknown names are errors."""
@@ -168,7 +168,7 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
     return tuple(name for name, meta in options(cls).items() if meta.traced)
 
 
-def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
     """Replace aliases by names; refuse unknown names (with the close match) and duplicates.
 
     Messages begin with the label.
@@ -177,7 +177,7 @@ def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = N
     label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
     result: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         name = names.get(key, key)
         if name not in known:
             close = difflib.get_close_matches(key, [*known, *names], n=1)
@@ -278,12 +278,12 @@ def _wanted(error: Any) -> str:
         "dataclass_exact_type": "a schedule",
         "dict_type": "a dict",
     }
-    found: dict[str, None] = {}
+    kinds_wanted: dict[str, None] = {}
     for e in error.errors(include_url=False):
         wanted = kinds.get(e["type"]) or e["msg"].removeprefix("Input should be ")
         inside = any(isinstance(part, int) for part in e["loc"])
-        found[f"a list whose every entry is {wanted}" if inside else wanted] = None
-    return " or ".join(found)
+        kinds_wanted[f"a list whose every entry is {wanted}" if inside else wanted] = None
+    return " or ".join(kinds_wanted)
 
 
 def _default_hint(cls: type[Config], name: str) -> str:

@@ -48,23 +48,23 @@ SET_BY_RUN = {
 """The same for `operant run`."""
 
 
-def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
+def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
     """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file
     cannot hold.
     """
-    for name, value in (given or {}).items():
+    for name, value in (arguments or {}).items():
         if name in owned:
             yield (
                 f"env_kwargs must be without {name!r}, which operant sets itself. Received: "
                 f"{name}={value!r}. {owned[name]}"
             )
     try:
-        json.dumps(given, allow_nan=False)
+        json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError):
         must = "plain data: finite numbers, strings, True, False, None, lists and dicts of them"
         yield str(
             value_error(
-                "env_kwargs", must, given, "Give an environment that is made with it instead of an id."
+                "env_kwargs", must, arguments, "Give an environment that is made with it instead of an id."
             )
         )
 
@@ -348,7 +348,7 @@ class RunnerConfig(Config):
         yield from self._folder_faults()
         yield from argument_faults(self.env_kwargs, SET_BY_RUN)
         if self.remote == "socket-client":
-            if any(given is not None for given in (self.environment, self.level, self.env_kwargs)):
+            if any(value is not None for value in (self.environment, self.level, self.env_kwargs)):
                 yield (
                     "With --remote socket-client the servers have the environments. "
                     "Leave --environment, --level and --env-kwargs out."

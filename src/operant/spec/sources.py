@@ -116,7 +116,7 @@ def imported(path: str, what: str) -> Any:
     """
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        found = importlib.import_module(module)
+        source = importlib.import_module(module)
     except (ImportError, AttributeError, ValueError) as error:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
@@ -133,10 +133,10 @@ def imported(path: str, what: str) -> Any:
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
     try:
-        return getattr(found, name)
+        return getattr(source, name)
     except AttributeError as error:
-        where = getattr(found, "__file__", None) or "built in"
-        known = [public for public in vars(found) if not public.startswith("_")]
+        where = getattr(source, "__file__", None) or "built in"
+        known = [public for public in vars(source) if not public.startswith("_")]
         raise SpecError(
             f"The {what} {path!r} cannot be imported: {error} ({where}).{suggest(name, known, listed=False)}"
         ) from None

@@ -51,7 +51,7 @@ def settings(agent: str, name: str) -> dict[str, Any]:
     Raises:
         SpecError: there is no such preset for the agent.
     """
-    found = {p.name: p for p in every() if p.agent == agent}
-    if name not in found:
-        raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, found)}")
-    return dict(found[name].settings)
+    presets = {p.name: p for p in every() if p.agent == agent}
+    if name not in presets:
+        raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, presets)}")
+    return dict(presets[name].settings)
