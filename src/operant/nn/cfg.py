@@ -22,9 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from operant.errors import SpecError, shown, suggest, value_error, whole
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
+from operant.nn.keras_optimizers import keras_optimizer
 from operant.nn.layers import RANKS
 from operant.spec import MODEL_FILES
 
@@ -282,8 +285,6 @@ def _check_outputs(sections: Sequence[Section], source: str) -> None:
 
 def _derived(seed: int | None, index: int) -> int | None:
     """Return a seed for the layer at an index, unrelated to those of other layers and other seeds."""
-    import numpy as np
-
     return None if seed is None else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
@@ -323,8 +324,6 @@ class ModelReader:
 
     def build_model(self) -> Any:
         """Return a new Keras model, compiled if an optimizer was given."""
-        from operant.nn.keras_optimizers import keras_optimizer
-
         model = self.cfg.model(self.input_shape, self.output_units, self.seed, self.vector_size)
         if self.optimizer is not None:
             with numpy_promotion():

@@ -19,6 +19,7 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
+from operant.nn.structure import config, from_config
 from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
 from operant.ops import prng, statistics
 from operant.spec.spaces import Leaf
@@ -365,8 +366,6 @@ class Model:
         Raises:
             SpecError: a user's class in it cannot be rebuilt from its configuration.
         """
-        from operant.nn.structure import config, from_config
-
         with numpy_promotion():
             with keras().StatelessScope() as scope:
                 copy = from_config(config(self._network))

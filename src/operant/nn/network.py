@@ -7,7 +7,7 @@ import json
 import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from operant.errors import SpecError, as_whole, shown, suggest, value_error, whole
 from operant.nn import layers
@@ -38,18 +38,6 @@ ARCHITECTURE = {"pi", "vf", "qf"}
 """Keys under which other libraries give the widths of policy and value networks in one dict."""
 NATURE_SIDE = 36
 """Side of the smallest image of which the three convolutions of Mnih et al. 2015 leave something."""
-
-
-class Network(Protocol):
-    """Turns the inputs of a model into features, which heads read."""
-
-    def __call__(self, graph: Graph) -> Any:
-        """Add the network to a graph; return its features, `[B, features]`."""
-        ...
-
-    def to_spec(self) -> Any:
-        """Return it as JSON data that `parse` reads."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +84,7 @@ class AutoNetwork:
             raise value_error("norm", "None or 'layer'", self.norm)
 
     def __call__(self, graph: Graph) -> Any:
-        """Add the network."""
+        """Add the network to a graph; return its features, `[B, features]`."""
         images: list[Any] = []
         vectors: list[Any] = []
         for name in graph.inputs:

@@ -263,17 +263,6 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
 
 
-def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
-    """Return the options of a stored run without those that had no effect, which earlier versions
-    accepted.
-    """
-    idle = {
-        *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
-        *(() if preprocessed else GAMES),
-    }
-    return {name: value for name, value in run.items() if name not in idle}
-
-
 class RunnerConfig(Config):
     """Options of `operant run` and `run.py`, which start a `Runner`."""
 
