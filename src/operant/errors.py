@@ -10,9 +10,7 @@ import difflib
 import functools
 import inspect
 import numbers
-import os
 import shlex
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -240,8 +238,8 @@ def shown(path: str | Path) -> str:
 
 
 def quoted(*words: str) -> str:
-    """Return words of a command for a message, quoted for the shell of this system."""
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    """Return words of a command for a message, quoted for the shell."""
+    return shlex.join(words)
 
 
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
