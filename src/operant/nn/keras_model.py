@@ -44,8 +44,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         variables = {f"model/{name}": variable for name, variable in named_variables(self)}
         values = {path.split("'")[-2]: np.asarray(x) for path, x in leaves.items()}
         # A learned standard deviation is kept beside the network: it belongs to the algorithm, which alone
-        # knows its
-        # use.
+        # knows its use.
         beside = {
             x for x in values.keys() - variables.keys() if x.startswith("head.") and x.endswith("/constant")
         }

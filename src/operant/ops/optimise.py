@@ -78,8 +78,7 @@ class Recipe:
     weight_decay: float | int | None = None
     """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019).
 
-    None: that
-    of the name, 1e-4 if it ends in `w` and for `lamb`."""
+    None: that of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""
     clipvalue: float | int | None = None
