@@ -52,6 +52,13 @@ def test_the_table_of_layers_is_that_of_the_code():
     )
 
 
+def test_the_table_of_speed_is_that_of_the_measurements():
+    page = runpy.run_path(str(ROOT / "benchmarks" / "speed" / "table.py"))["page"]()
+    assert (ROOT / "benchmarks" / "results" / "speed.md").read_text(encoding="utf-8") == page, (
+        "run benchmarks/speed/table.py"
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
