@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, agents
-from operant.agents.table import AGENTS, config_class
+from operant import Agent, Environment, Runner
+from operant.agents.table import AGENTS, AgentEntry, config_class
 from operant.cli import main
 from operant.cli.tables import markdown
 from operant.spec import presets
@@ -134,7 +134,7 @@ def test_the_examples_of_the_page_of_classes_run(start, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
-    """The file of the page, put where the page says, with the line that the page says, learns."""
+    """The files of the page, put where the page says, with the line that the page says, learn."""
     import jax
 
     from operant.agents.base.agent_spec import parse_agent
@@ -143,12 +143,13 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     from operant.training.drivers.device import DeviceDriver
     from operant.training.episodes import RollingScore
 
-    source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
-    line = code_of("docs/add-an-algorithm.md", '    "reinforce"')
-    module = types.ModuleType("operant.agents.reinforce")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
-    entry = eval("{" + line + "}", {"Entry": agents.Entry})
+    page = "docs/add-an-algorithm.md"
+    files = {"agents.options.reinforce_options": '"""Options of', "agents.reinforce": '"""REINFORCE'}
+    for name, start in files.items():
+        module = types.ModuleType(f"operant.{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(code_of(page, start), page, "exec"), module.__dict__)
+    entry = eval("{" + code_of(page, '    "reinforce"') + "}", {"AgentEntry": AgentEntry})
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
     definition = parse_agent("reinforce", lr=5e-3, n_steps=64)
     assert parse_agent(definition.to_dict()) == definition
