@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pydoc
 import re
 import runpy
 import subprocess
@@ -64,6 +65,30 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), target
+
+
+def gone(text, folder=ROOT):
+    """Yield the modules (`operant.x.y`) and source files (`x/y.py`) that a page names and that do not exist.
+
+    A file may be named from the root, from the page, or from a package.
+    """
+    for name in sorted(set(re.findall(r"\boperant(?:\.[a-zA-Z_]\w*)+", text))):
+        if "reinforce" not in name and pydoc.locate(name) is None:  # the reader writes reinforce.py
+            yield name
+    for path in sorted(set(re.findall(r"(?<![\w/.-])(?:\w+/)+\w+\.py\b", text))):
+        near = any((place / path).exists() for place in (ROOT, ROOT / "src", folder))
+        if "reinforce" not in path and not near and not any((ROOT / "src" / "operant").rglob(path)):
+            yield path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_name_modules_that_exist(page):
+    assert list(gone(page.read_text(encoding="utf-8"), page.parent)) == []
+
+
+def test_a_module_that_is_gone_is_found():
+    text = "`operant.engine`, `operant.ops.losses.squared`, `operant.PPO`, `envs/host.py`, `base/protocol.py`"
+    assert list(gone(text)) == ["operant.engine", "envs/host.py"]
 
 
 def test_the_site_builds_and_every_page_and_anchor_is_in_it():

@@ -14,10 +14,11 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "results"
 HEAD = """# Speed
 
-Environment steps per second: the median of each library's rounds, which alternate; in brackets, how many times as fast operant is (median of the
-rounds). The settings of a workload are in `benchmarks/speed/workloads.py`. The last column names the measurement: the `.json` file of this name has its
-command and each round, with the time to compile. `benchmarks/speed/run.py` measures and calls `benchmarks/speed/table.py`,
-which writes this page.
+Environment steps per second: the median of each library's rounds, which alternate; in brackets, how many
+times as fast operant is (median of the rounds). The settings of a workload are in
+`benchmarks/speed/workloads.py`. The last column names the measurement: the `.json` file of this name has its
+command and each round, with the time to compile. `benchmarks/speed/run.py` measures and calls
+`benchmarks/speed/table.py`, which writes this page.
 
 | workload | operant | others | measurement |
 |---|---:|---|---|
@@ -27,12 +28,12 @@ MIDDLE = """
 |---|---|---|---|
 """
 NOTES = """
-- Only numbers of one measurement can be compared: machines differ, and so does the speed of one from day to day.
-- TD3, DDPG and SAC stand in `speed` as they were before their calls became asynchronous, in `speed-continuous` as they were after it.
+- Compare numbers of one measurement only: machines differ, and so does the speed of one from day to day.
+- TD3, DDPG and SAC: `speed` is from before their calls became asynchronous, `speed-continuous` from after.
 - `env-...` is the environments alone, with random actions: nothing that trains in them can be faster.
 - `purejax` is plain JAX in the style of PureJaxRL (`benchmarks/speed/purejax_speed.py`).
-- xagents' ACER draws its number of replays once, when its graph is traced; operant draws it each time, 4 on average.
-- What limits operant: [breakdown](breakdown.md), [matrix products](products.md), [convolutions](convolutions.md).
+- xagents' ACER draws its number of replays once, when its graph is traced; operant each time, 4 on average.
+- What limits operant: [breakdown](breakdown.md), [products](products.md), [convolutions](convolutions.md).
 """
 NOT_SHOWN = {"python", "numpy", "optax", "flax", "gym"}
 """Packages whose versions are only in the files."""
