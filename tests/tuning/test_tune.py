@@ -25,7 +25,7 @@ from operant.cli import main, tables
 from operant.errors import OperantError, SpecError, UsageError
 from operant.spec import options
 from operant.spec.run import RunConfig
-from operant.tracking import read_history, trials
+from operant.tracking import read_history, study_plots
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
@@ -272,8 +272,10 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
 
 def test_trials_are_drawn_over_whole_numbers(monkeypatch):
     drawn = []
-    monkeypatch.setattr(trials, "save", lambda drawing, out: drawn.append(drawing))
-    trials.history([trials.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png")
+    monkeypatch.setattr(study_plots, "save", lambda drawing, out: drawn.append(drawing))
+    study_plots.history(
+        [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png"
+    )
     ticks = drawn[0].axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 

@@ -119,17 +119,17 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     import optuna
     from optuna.distributions import FloatDistribution
 
-    from operant.tracking import trials
+    from operant.tracking import study_plots
 
     points = [
-        trials.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
+        study_plots.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
         for t in study.get_trials(deepcopy=False)
         if t.state.is_finished()
     ]
     complete = [p for p in points if p.state == "complete"]
     files = []
     if complete:
-        files.append(trials.history(points, folder / "history.png", study.study_name))
+        files.append(study_plots.history(points, folder / "history.png", study.study_name))
     varied = {name for p in complete for name in p.params}
     varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
     if len(complete) >= 2 and varied:
@@ -140,7 +140,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
             place = folder / "importances.png"
-            files.append(trials.importances(shares, len(complete), place, study.study_name))
+            files.append(study_plots.importances(shares, len(complete), place, study.study_name))
         scales = {
             name
             for t in study.get_trials(deepcopy=False)
@@ -149,5 +149,5 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
         }
         every = {name for p in complete for name in p.params}
         if any(every <= p.params.keys() for p in complete):
-            files.append(trials.parallel(complete, scales, folder / "parallel.png", study.study_name))
+            files.append(study_plots.parallel(complete, scales, folder / "parallel.png", study.study_name))
     return files
