@@ -136,17 +136,17 @@ class Console(Logger):
 
     def _log(self, record: Record) -> None:
         self._measure(record.step, record.time)
-        evaluated = EVALUATION in record.values
         best = record.values.get("episode/reward_best", self._best)
         old, new = number(self._best, self.precision), number(best, self.precision)
         if old != new:
             self.message(f"Best mean return updated: {old} -> {new}")
         self._best = best
+        mean, evaluation = number(self._mean, self.precision), number(self._evaluation, self.precision)
         self.message(
             f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, "
-            f"episodes: {self._episodes}, speed: {round(self._speed)} steps/s, mean return: {number(self._mean, self.precision)}, "
+            f"episodes: {self._episodes}, speed: {round(self._speed)} steps/s, mean return: {mean}, "
             f"best mean return: {new}"
-            + (f", evaluation: {number(self._evaluation, self.precision)}" if evaluated else "")
+            + (f", evaluation: {evaluation}" if EVALUATION in record.values else "")
         )
 
     def _measure(self, step: int, seconds: float) -> None:
