@@ -277,7 +277,7 @@ def test_the_console_shows_an_evaluation_where_lines_wait_for_games():
     assert not stream.getvalue()
     values = {"episode/count": 3.0, "episode/reward_mean": 1.0, "evaluation/reward_mean": 7.25}
     console.record(Record(20, 2.0, values))
-    assert stream.getvalue().rstrip().endswith("best reward: -, evaluation: 7.25")
+    assert stream.getvalue().rstrip().endswith("best mean return: -, evaluation: 7.25")
 
 
 def test_options_without_effect_are_refused(capsys):
