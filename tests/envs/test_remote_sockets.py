@@ -30,7 +30,7 @@ from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
 from operant.envs.remote.service import describe
-from operant.envs.vector.spawn import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
