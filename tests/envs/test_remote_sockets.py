@@ -751,7 +751,7 @@ def test_environment_create_of_a_server(caplog):
         env.close()
         with pytest.raises(UsageError, match=r"the server defines the environment"):
             Environment.create("CartPole-v1", remote="socket-client", host=HOST, port=server.ports[0])
-        with pytest.raises(SpecError, match=r"max_episode_timesteps must be left out"):
+        with pytest.raises(UsageError, match=r"Leave max_episode_timesteps out here"):
             Environment.create(
                 remote="socket-client", max_episode_timesteps=3, host=HOST, port=server.ports[0]
             )
