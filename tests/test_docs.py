@@ -168,14 +168,14 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     from operant.training.drivers.device import DeviceDriver
     from operant.training.episodes import RollingScore
 
-    page = "docs/add-an-algorithm.md"
-    files = {"agents.options.reinforce_options": '"""Options of', "agents.reinforce": '"""REINFORCE'}
-    for name, start in files.items():
-        module = types.ModuleType(f"operant.{name}")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(code_of(page, start), page, "exec"), module.__dict__)
-    entry = eval("{" + code_of(page, '    "reinforce"') + "}", {"AgentEntry": AgentEntry})
+    source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
+    line = code_of("docs/add-an-algorithm.md", '    "reinforce"')
+    module = types.ModuleType("operant.agents.reinforce")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
+    entry = eval("{" + line + "}", {"AgentEntry": AgentEntry})
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
+    assert config_class("reinforce") is module.Config
     definition = parse_agent("reinforce", lr=5e-3, n_steps=64)
     assert parse_agent(definition.to_dict()) == definition
     env = native_ids.make("jax:CartPole-v1")
