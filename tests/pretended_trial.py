@@ -47,7 +47,7 @@ def work(descriptor):
             send(kind="failed", text="ValueError: no", traceback="Traceback ...")
             return
         if env == "silent":
-            text = "No episode ended within 10 steps, so there is no reward. Raise --trial-steps."
+            text = "No episode ended within 10 steps, so there is no return. Raise --trial-steps."
             send(kind="failed", text=text, traceback="")
             return
         value = reward(options, run)

@@ -1,4 +1,4 @@
-"""Log lines, the live display, the fan-out to sinks and the table of metrics."""
+"""Log lines, the live display, the fan-out to loggers and the table of metrics."""
 
 import io
 import math
@@ -39,42 +39,45 @@ def test_documented_line():
         record(120, 2.1, games=5, mean=12.346, best=25.5),
         record(240, 2.634234, games=10, mean=22.7, best=25.5),
     )
-    assert shown[0] == "Best reward updated: - -> 25.5"
+    assert shown[0] == "Best mean return updated: - -> 25.5"
     assert shown[2] == (
-        "time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: "
-        "25.5"
+        "time: 0:00:02.634234, steps: 240, episodes: 10, speed: 225 steps/s, mean return: 22.7, "
+        "best mean return: 25.5"
     )
-    assert "speed: 57 steps/s, mean reward: 12.35," in shown[1]  # 120 / 2.1 = 57.1
+    assert "speed: 57 steps/s, mean return: 12.35," in shown[1]  # 120 / 2.1 = 57.1
     assert len(shown) == 3
 
 
 def test_best_is_compared_at_its_own_log_point():
     shown = lines(record(1, 1, 1, 10, 10), record(2, 2, 2, 8, 10), record(3, 3, 3, 12.5, 12.5))
     assert [line.split(", ")[-1] for line in shown if line.startswith("time")] == [
-        "best reward: 10.0", "best reward: 10.0", "best reward: 12.5",
+        "best mean return: 10.0", "best mean return: 10.0", "best mean return: 12.5",
     ]  # fmt: skip
     assert [line for line in shown if line.startswith("Best")] == [
-        "Best reward updated: - -> 10.0", "Best reward updated: 10.0 -> 12.5",
+        "Best mean return updated: - -> 10.0", "Best mean return updated: 10.0 -> 12.5",
     ]  # fmt: skip
 
 
 def test_before_the_first_episode():
     assert lines(record(100, 2.0)) == [
-        "time: 0:00:02, steps: 100, games: 0, speed: 50 steps/s, mean reward: -, best reward: -"
+        "time: 0:00:02, steps: 100, episodes: 0, speed: 50 steps/s, mean return: -, best mean return: -"
     ]
 
 
 def test_precision():
-    assert "mean reward: 1.0, best reward: 2.0" in lines(record(1, 1, 1, 1.04, 1.96), display_precision=1)[-1]
     assert (
-        "mean reward: -0.1235, best reward: 0.0"
+        "mean return: 1.0, best mean return: 2.0"
+        in lines(record(1, 1, 1, 1.04, 1.96), display_precision=1)[-1]
+    )
+    assert (
+        "mean return: -0.1235, best mean return: 0.0"
         in lines(record(1, 1, 1, -0.12345, 0), display_precision=4)[-1]
     )
 
 
-def test_log_frequency_counts_games():
+def test_log_frequency_counts_episodes():
     shown = lines(*(record(i, i, games=i, mean=1, best=1) for i in range(1, 10)), log_frequency=4)
-    assert [re.search(r"games: (\d+)", line)[1] for line in shown[1:]] == ["4", "8"]
+    assert [re.search(r"episodes: (\d+)", line)[1] for line in shown[1:]] == ["4", "8"]
     with pytest.raises(SpecError, match="log_frequency must be at least 1"):
         Console(log_frequency=0)
 
@@ -94,8 +97,8 @@ def test_a_resumed_run_takes_its_speed_from_where_it_began():
 
 def test_a_resumed_run_knows_its_best():
     assert "updated" not in "".join(lines(record(9, 1.0, mean=1, best=7.5), start_best=7.5))
-    assert lines(record(9, 1.0, mean=8, best=8), start_best=7.5)[0] == "Best reward updated: 7.5 -> 8.0"
-    assert lines(record(9, 1.0, mean=8, best=8))[0] == "Best reward updated: - -> 8.0"
+    assert lines(record(9, 1.0, mean=8, best=8), start_best=7.5)[0] == "Best mean return updated: 7.5 -> 8.0"
+    assert lines(record(9, 1.0, mean=8, best=8))[0] == "Best mean return updated: - -> 8.0"
 
 
 def test_episodes_count_where_records_do_not():
@@ -105,7 +108,7 @@ def test_episodes_count_where_records_do_not():
         [EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0), EpisodeRecord(10, 1.0, 5.0, 10, 1, 4.0, 4.0)]
     )
     console.record(Record(10, 1.0, {}))
-    assert "games: 2, speed: 10 steps/s, mean reward: 4.0" in stream.getvalue()
+    assert "episodes: 2, speed: 10 steps/s, mean return: 4.0" in stream.getvalue()
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
@@ -132,9 +135,9 @@ def test_live_display(max_steps, monkeypatch):
     console.message("after")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     assert text.startswith("before\n")
-    assert "0 steps  0 games  - steps/s  mean -  best -  target 475" in text
+    assert "0 steps  0 episodes  - steps/s  mean -  best -  target 475" in text
     # 250 steps in 2 s
-    assert "250 steps  1 games  125 steps/s  mean 20.13  best 21.0  target 475" in text
+    assert "250 steps  1 episodes  125 steps/s  mean 20.13  best 21.0  target 475" in text
     assert "[in between]\n" in text
     assert text.endswith("after\n")
     assert ("25%" in text) is (max_steps is not None)
@@ -183,7 +186,7 @@ class Broken(Memory):
         raise OSError("disk full")
 
 
-def test_all_sinks_get_everything():
+def test_all_loggers_get_everything():
     one, two = Memory(), Memory()
     tracker = LoggerGroup([one, two])
     episodes, scalars = [EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0)], Record(10, 1.0, {})
@@ -200,7 +203,7 @@ def test_all_sinks_get_everything():
     )
 
 
-def test_a_failing_sink_is_reported_once_and_stops_no_other():
+def test_a_failing_logger_is_reported_once_and_stops_no_other():
     broken, other = Broken(), Memory()
     tracker = LoggerGroup([broken, other])
     with pytest.warns(RuntimeWarning, match="Broken failed, training goes on: OSError: disk full") as caught:
@@ -256,7 +259,7 @@ def test_every_reported_metric_is_documented():
 def test_every_documented_metric_is_reported():
     """By somebody: a name that stands in the table alone promises a number that never comes."""
     package = ROOT / "src" / "operant"
-    tables = {package / "tracking" / "records.py", package / "summaries.py"}
+    tables = {package / "tracking" / "metric_table.py", package / "tracking" / "summaries.py"}
     files = set(package.rglob("*.py")) - tables
     found = set().union(*(reported(path.read_text(encoding="utf-8")) for path in files))
     assert METRICS.keys() <= found, METRICS.keys() - found

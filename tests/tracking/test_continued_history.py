@@ -42,7 +42,7 @@ def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
     command = [*COMMON, "--seed", "1", "--run-dir", "run", "--checkpoints", "best.tf", "--log-frequency", "1"]
     assert main(["train", "ppo", *command, "--max-steps", "1400"]) == 0
     out = capsys.readouterr().out
-    assert "Continuing the history h.parquet: 1000 steps, 2 games" in out and "best reward: 60.0" in out
+    assert "Continuing the history h.parquet: 1000 steps, 2 games" in out and "best mean return: 60.0" in out
     rows = read_history("h.parquet")
     own = {name: column[2:] for name, column in rows.items()}
     assert rows["step"][1] == 1000 and len(own["step"]) > 5

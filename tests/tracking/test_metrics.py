@@ -159,7 +159,9 @@ def test_a_resumed_run_reports_at_the_same_episodes(tmp_path, monkeypatch, capsy
     own = [count for count in parts if count not in whole]
     assert len(whole) > 4 and len(own) <= 1  # at most where the first part ended
     assert [count for count in parts if count not in own] == whole
-    lines = [{int(n) for n in re.findall(r"^time: .* games: (\d+)", text, re.MULTILINE)} for text in printed]
+    lines = [
+        {int(n) for n in re.findall(r"^time: .* episodes: (\d+)", text, re.MULTILINE)} for text in printed
+    ]
     assert lines[0] <= lines[1]
 
 

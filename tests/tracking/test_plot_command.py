@@ -11,11 +11,11 @@ import pytest
 from operant.cli import main
 from operant.errors import SpecError, UsageError
 from operant.tracking import EpisodeRecord, History
-from operant.tracking import trials as pictures
+from operant.tracking import study_plots as pictures
 from operant.tracking.bootstrap import stratified
 from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
-from operant.tracking.looks import check_format
-from operant.tracking.plot import settled
+from operant.tracking.learning_curves import settled
+from operant.tracking.plot_style import check_format
 from operant.tracking.runs import grouped, read
 
 
@@ -415,7 +415,7 @@ def test_pictures_of_a_study(tmp_path):
     ]
     words = texts(pictures.history(trials, tmp_path / "history.svg", "title"))
     assert all(
-        word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean reward")
+        word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean return")
     )
     words = texts(
         pictures.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, tmp_path / "i.svg", "title")

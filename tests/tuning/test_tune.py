@@ -25,7 +25,7 @@ from operant.cli import main, tables
 from operant.errors import OperantError, SpecError, UsageError
 from operant.spec import options
 from operant.spec.run import RunConfig
-from operant.tracking import read_history, trials
+from operant.tracking import read_history, study_plots
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
@@ -272,8 +272,10 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
 
 def test_trials_are_drawn_over_whole_numbers(monkeypatch):
     drawn = []
-    monkeypatch.setattr(trials, "save", lambda drawing, out: drawn.append(drawing))
-    trials.history([trials.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png")
+    monkeypatch.setattr(study_plots, "save", lambda drawing, out: drawn.append(drawing))
+    study_plots.history(
+        [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png"
+    )
     ticks = drawn[0].axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 
@@ -325,21 +327,21 @@ def test_a_study_that_goes_on_must_compare(here, change, message):
     assert len(study.load("s", STORAGE).trials) == 1
 
 
-def test_a_study_of_an_earlier_version_says_nothing_of_how_trials_were_scored(here):
-    from operant.tuning.study import EARLIER
-
+def test_a_study_of_an_earlier_unreleased_version_is_named(here):
+    """One that has trials, but does not say how they were scored."""
     old = optuna.create_study(study_name="s", storage=study.connect(STORAGE), direction="maximize")
-    for name, value in {
-        "agent": "ppo",
-        "env": "pretended",
-        "trial_steps": 1000,
-        "reward_buffer_size": 100,
-    }.items():
+    for name, value in {"agent": "ppo", "env": "pretended", "trial_steps": 1000}.items():
         old.set_user_attr(name, value)
-    with pytest.raises(SpecError, match="has trial_seeds 1, not 2"):
-        tune(planned(config={"study": "s", "trial_seeds": 2}))
-    tune(planned(config={"study": "s"}))
-    assert EARLIER.items() <= study.load("s", STORAGE).user_attrs.items()
+    tune(planned(config={"study": "s"}))  # what a process that was killed left of a new study is completed
+    assert study.load("s", STORAGE).user_attrs["trial_seeds"] == 1
+    other = optuna.create_study(study_name="t", storage=study.connect(STORAGE), direction="maximize")
+    other.set_user_attr("agent", "ppo")
+    other.ask()
+    message = (
+        "'t' comes from an earlier, unreleased version of operant: it does not say env, env_kwargs, trial"
+    )
+    with pytest.raises(SpecError, match=message):
+        tune(planned(config={"study": "t"}))
 
 
 def test_of_equal_trials_the_first_is_the_best():
@@ -451,8 +453,8 @@ def test_a_crashing_trial_is_recorded_and_the_study_goes_on(here, capsys):
     ("env", "reason"),
     [
         ("raise", "ValueError: no\nTraceback ..."),
-        ("silent", "No episode ended within 10 steps, so there is no reward. Raise --trial-steps."),
-        ("nan", "The mean reward is nan."),
+        ("silent", "No episode ended within 10 steps, so there is no return. Raise --trial-steps."),
+        ("nan", "The mean return is nan."),
     ],
 )
 def test_failures_say_why_and_never_count_as_zero(here, env, reason):
@@ -829,7 +831,7 @@ def test_help_lists_every_flag_and_fits_the_terminal(agent, capsys, monkeypatch)
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"], ["replay"], ["completion"]])
+@pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"], ["reproduce"], ["completion"]])
 def test_help_of_commands_fits_the_terminal(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(command) == 0
@@ -979,7 +981,7 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     assert "Finished: 1 trial complete" in out
     for trial in study.load("s", None).trials:
         rewards = read_history(f"h-trial{trial.number}.parquet")["episode_reward"]
-        assert trial.value == pytest.approx(rewards[-100:].mean())  # the mean reward of the run's buffer
+        assert trial.value == pytest.approx(rewards[-100:].mean())  # the mean return of the run's buffer
         assert trial.user_attrs["episodes"] == len(rewards)
         assert trial.last_step == 400 <= trial.user_attrs["step"]
     best = from_study("s")

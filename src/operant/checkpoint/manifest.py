@@ -48,7 +48,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")
     if (version := manifest.get("version")) != VERSION:
         raise CheckpointError(
-            f"{file} is of format {version!r}, and only {VERSION} is read: it comes from an earlier, unreleased "
+            f"{file} is of format {version!r}, and only {VERSION} is read: it comes from an earlier, "
+            "unreleased "
             "state of operant. Train again."
         )
     if manifest.get("sha256") != digest(manifest):

@@ -1,11 +1,12 @@
-"""What is kept of a run: records and the sinks that write them, histories, plots, statistics over seeds."""
+"""What is kept of a run: records and the loggers that write them, histories, plots, statistics over seeds."""
 
 from operant.tracking.bootstrap import interval
 from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
-from operant.tracking.logger_group import METRICS, LoggerGroup, Metric, metrics_page
+from operant.tracking.learning_curves import learning_curve, plot_history
+from operant.tracking.logger_group import LoggerGroup
+from operant.tracking.metric_table import METRICS, Metric, metrics_page
 from operant.tracking.metrics import MetricsFile
-from operant.tracking.plot import learning_curve, plot_history
 from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB

@@ -1,4 +1,4 @@
-"""Sink that shows the user how training goes: log lines, or a live display on a terminal."""
+"""Logger that shows the user how training goes: log lines, or a live display on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from operant.errors import value_error
-from operant.tracking.record import EpisodeRecord, Record
+from operant.tracking.record import EpisodeRecord, Logger, Record
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -27,19 +27,20 @@ def number(value: float | None, precision: int) -> str:
     return "-" if value is None or not math.isfinite(value) else str(round(float(value), precision))
 
 
-class Console:
+class Console(Logger):
     """Prints progress to a stream.
 
-    On a terminal it is one live display: a bar up to `max_steps` (or a spinner), speed, games, mean, best and
-    target reward. Elsewhere it is a line with each record that training sends::
+    On a terminal it is one live display: a bar up to `max_steps` (or a spinner), speed, episodes,
+    mean return of the last episodes, its best value and target. Elsewhere it is a line with each record that
+    training sends::
 
-        time: 0:00:02.634234, steps: 240, games: 10, speed: 225 steps/s, mean reward: 22.7, best reward: 25.5
+        time: 0:00:02, steps: 240, episodes: 10, speed: 225 steps/s, mean return: 22.7, best mean return: 25.5
 
     Args:
         max_steps: environment steps at which training ends, if known.
-        target_reward: mean reward at which training ends, if any.
-        display_precision: decimals of rewards.
-        log_frequency: fewest games between two lines; None: a line with every record.
+        target_reward: mean return at which training ends, if any.
+        display_precision: decimals of returns.
+        log_frequency: fewest episodes between two lines; None: a line with every record.
         quiet: print nothing at all.
         live: whether to show the live display; None: if the stream is a terminal.
         start_step: environment steps of the run before this process (a resumed run).
@@ -71,7 +72,7 @@ class Console:
         self.precision = display_precision
         self.log_frequency = log_frequency
         self.quiet = quiet
-        self.games = start_games
+        self._episodes = start_games
         self._stream = sys.stdout if stream is None else stream
         # A dumb terminal would show nothing until the end.
         terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -92,7 +93,7 @@ class Console:
         """Update the display; lines wait for a record."""
         if self.quiet or not episodes:
             return
-        self.games += len(episodes)
+        self._episodes += len(episodes)
         last = episodes[-1]
         self._mean = last.mean_reward
         if not self._lines:
@@ -104,7 +105,7 @@ class Console:
         if self.quiet:
             return
         values = record.values
-        self.games = int(values.get("episode/count", self.games))
+        self._episodes = int(values.get("episode/count", self._episodes))
         self._mean = values.get("episode/reward_mean", self._mean)
         self._evaluation = values.get(EVALUATION, self._evaluation)
         if not self._lines:
@@ -113,7 +114,7 @@ class Console:
         elif (
             EVALUATION in values
             or self.log_frequency is None
-            or self.games - self._logged[2] >= self.log_frequency
+            or self._episodes - self._logged[2] >= self.log_frequency
         ):
             self._log(record)
 
@@ -127,9 +128,6 @@ class Console:
             # Unwrapped, for the terminal to wrap: a command with line breaks from here could not be copied.
             self._live.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    def flush(self) -> None:
-        """Nothing is kept on a disk."""
-
     def close(self) -> None:
         """End the display, leaving its last state in place."""
         if self._live is not None:
@@ -138,17 +136,17 @@ class Console:
 
     def _log(self, record: Record) -> None:
         self._measure(record.step, record.time)
-        evaluated = EVALUATION in record.values
         best = record.values.get("episode/reward_best", self._best)
         old, new = number(self._best, self.precision), number(best, self.precision)
         if old != new:
-            self.message(f"Best reward updated: {old} -> {new}")
+            self.message(f"Best mean return updated: {old} -> {new}")
         self._best = best
+        mean, evaluation = number(self._mean, self.precision), number(self._evaluation, self.precision)
         self.message(
-            f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, games: {self.games}, "
-            f"speed: {round(self._speed)} steps/s, mean reward: {number(self._mean, self.precision)}, "
-            f"best reward: {new}"
-            + (f", evaluation: {number(self._evaluation, self.precision)}" if evaluated else "")
+            f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, "
+            f"episodes: {self._episodes}, speed: {round(self._speed)} steps/s, mean return: {mean}, "
+            f"best mean return: {new}"
+            + (f", evaluation: {evaluation}" if EVALUATION in record.values else "")
         )
 
     def _measure(self, step: int, seconds: float) -> None:
@@ -156,7 +154,7 @@ class Console:
         since, start, _ = self._logged
         if seconds > start:
             self._speed = (step - since) / (seconds - start)
-        self._logged = (step, seconds, self.games)
+        self._logged = (step, seconds, self._episodes)
 
     def _show(self, step: int, seconds: float) -> None:
         if seconds - self._logged[1] >= 1.0:  # a shorter interval shows noise
@@ -201,7 +199,7 @@ class Console:
         assert self._bar is not None
         parts = [
             f"{self._step:,} steps",
-            f"{self.games:,} games",
+            f"{self._episodes:,} episodes",
             f"{f'{round(self._speed):,}' if self._speed else '-'} steps/s",
             f"mean {number(self._mean, self.precision)}",
             f"best {number(self._best, self.precision)}",

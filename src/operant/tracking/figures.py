@@ -6,15 +6,20 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from operant.errors import SpecError, UsageError
 from operant.spec import Config, default, option, read_json
+from operant.tracking.bootstrap import stratified
 from operant.tracking.history import COLUMNS, OPTIONAL
+from operant.tracking.learning_curves import learning_curve, settled
+from operant.tracking.plot_style import FORMATS, INK, check_format, figure, label_axes, line_style, save
+from operant.tracking.runs import Run, grouped, read
 
-if TYPE_CHECKING:
-    from operant.tracking.runs import Run
-
+Groups = dict[str, dict[str, list[Run]]]
+"""Runs by environment and label."""
 FIRST_EPISODES = 20
 """Episodes at the beginning of a run that show what an untrained policy scores, if it is not given."""
 OF_CURVES = ("env", "benchmark", "time_unit", "history_interval", "statistic", "target")
@@ -58,14 +63,14 @@ class PlotConfig(Config):
 
     def check(self) -> Iterator[str]:
         """Refuse a file that is no picture."""
-        if Path(self.out).suffix.lower() not in (".png", ".svg", ".pdf"):
+        if Path(self.out).suffix.lower() not in FORMATS:
             yield f"out must be a file that ends with .png, .svg or .pdf. Received: out={self.out!r}."
         if self.scores is not None and not self.aggregate:
             yield "scores is for --aggregate, which was not given."
         for name in OF_CURVES if self.aggregate else ():
-            if (given := getattr(self, name)) != default(type(self), name):
+            if (value := getattr(self, name)) != default(type(self), name):
                 yield (
-                    f"{name} is for curves, and has no effect with aggregate. Received: {name}={given!r}. "
+                    f"{name} is for curves, and has no effect with aggregate. Received: {name}={value!r}. "
                     "Leave it out."
                 )
 
@@ -96,60 +101,58 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
     Raises:
         OperantError: a run cannot be read, or an option does not fit; nothing is written then.
     """
-    from operant.tracking import runs as reading
-    from operant.tracking.looks import check_format, save
-
     config = PlotConfig.from_dict({}) if config is None else config
     out = check_format(config.out)
     if not paths:
         raise UsageError("plot needs runs: operant plot RUN ... (folders of runs, or histories).")
-    runs = reading.read(paths, evaluations=config.evaluations)
     every = slice(None, None, config.history_interval)
-    runs = [run._replace(columns={k: v[every] for k, v in run.columns.items()}) for run in runs]
-    groups = _drawable(reading.grouped(runs, config.agents), config.plot)
+    runs = [
+        run._replace(columns={name: column[every] for name, column in run.columns.items()})
+        for run in read(paths, evaluations=config.evaluations)
+    ]
+    groups = _with_episodes(grouped(runs, config.agents), config.plot)
     return save((_aggregates if config.aggregate else _curves)(groups, config), out)
 
 
-def _drawable(groups: Mapping[str, Mapping[str, list[Run]]], column: str) -> dict[str, dict[str, list[Run]]]:
+def _with_episodes(groups: Groups, column: str) -> Groups:
     """Leave out runs in which no episode has a value yet, if others remain.
 
     Raises:
         SpecError: none remain.
     """
-    import numpy as np
 
-    runs = [run for group in groups.values() for own in group.values() for run in own]
-    empty = [run for run in runs if not np.isfinite(np.asarray(run.columns[column], np.float64)).any()]
+    def has_values(run: Run) -> bool:
+        return bool(np.isfinite(np.asarray(run.columns[column], np.float64)).any())
+
+    empty = [
+        run for group in groups.values() for runs in group.values() for run in runs if not has_values(run)
+    ]
     names = ", ".join(repr(str(run.path)) for run in empty)
-    if len(empty) == len(runs):
+    kept = {
+        env: {
+            label: rest for label, runs in group.items() if (rest := [run for run in runs if has_values(run)])
+        }
+        for env, group in groups.items()
+    }
+    kept = {env: group for env, group in kept.items() if group}
+    if not kept:
         raise SpecError(f"There are no episodes to plot ({column}) in {names}.")
     if empty:
         warnings.warn(
             f"Left out, without episodes to plot ({column}): {names}.", RuntimeWarning, stacklevel=3
         )
-    left_out = {id(run) for run in empty}
-    kept = {
-        env: {label: [run for run in own if id(run) not in left_out] for label, own in group.items()}
-        for env, group in groups.items()
-    }
-    kept = {env: {label: own for label, own in group.items() if own} for env, group in kept.items()}
-    return {env: group for env, group in kept.items() if group}
+    return kept
 
 
-def _looks(groups: Mapping[str, Mapping[str, object]]) -> dict[str, tuple[str, Any]]:
+def _line_styles(groups: Groups) -> dict[str, tuple[str, Any]]:
     """Give every label one colour, with dashes, in all panels."""
-    from operant.tracking.looks import look
-
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
-    return {label: look(i) for i, label in enumerate(labels)}
+    return {label: line_style(i) for i, label in enumerate(labels)}
 
 
-def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:
+def _curves(groups: Groups, config: PlotConfig) -> object:
     """Draw learning curves, a panel for each environment."""
-    from operant.tracking.looks import figure
-    from operant.tracking.plot import learning_curve
-
-    looks = _looks(groups)
+    styles = _line_styles(groups)
     columns = min(len(groups), 3)
     rows = math.ceil(len(groups) / columns)
     drawing = figure(7.2 if columns == 1 else 5.6 * columns, 4.4 * rows)
@@ -164,14 +167,14 @@ def _curves(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -
             level=config.level,
             target=config.target,
             time_unit=config.time_unit,
-            colors={label: color for label, (color, _) in looks.items()},
-            dashes={label: dashes for label, (_, dashes) in looks.items()},
+            colors={label: color for label, (color, _) in styles.items()},
+            dashes={label: dashes for label, (_, dashes) in styles.items()},
             ax=drawing.add_subplot(rows, columns, i + 1),
         )
     return drawing
 
 
-def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> list[Aggregate]:
+def aggregates(groups: Groups, config: PlotConfig) -> list[Aggregate]:
     """Return statistics of every agent's final scores over all environments.
 
     A score is the last value of the column, normalised: 0 and 1 are what `scores` says for the environment,
@@ -180,21 +183,17 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
     Raises:
         SpecError: an agent has no runs in one of the environments, or the scores of one do not differ.
     """
-    from operant.tracking.bootstrap import stratified
-
-    given = read_json(config.scores, "scores") if config.scores else {}
-    labels = _looks(groups)
-    scores: dict[str, list[list[float]]] = {label: [] for label in labels}
+    references = read_json(config.scores, "scores") if config.scores else {}
+    scores: dict[str, list[list[float]]] = {label: [] for label in _line_styles(groups)}
     for env, group in groups.items():
-        low, high = _range(env, given, group, config.plot)
-        for label in labels:
+        low, high = _range(env, references, group, config.plot)
+        for label in scores:
             if label not in group:
                 raise SpecError(
                     f"{label!r} has no run in {env!r}, and statistics over environments need runs in all of "
-                    "them. "
-                    "Name runs with --agents where their settings differ."
+                    "them. Name runs with --agents where their settings differ."
                 )
-            _tell_unequal(env, label, group[label])
+            _warn_of_lengths(env, label, group[label])
             finals = [_final(run, config.plot) for run in group[label]]
             scores[label].append([(final - low) / (high - low) for final in finals])
     return [
@@ -204,7 +203,7 @@ def aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig
     ]
 
 
-def _tell_unequal(env: str, label: str, runs: Sequence[Run]) -> None:
+def _warn_of_lengths(env: str, label: str, runs: Sequence[Run]) -> None:
     """Warn if final scores are those of runs of different lengths."""
     ends = [int(run.columns["step"][-1]) for run in runs]
     if max(ends) > 1.05 * min(ends):
@@ -217,19 +216,18 @@ def _tell_unequal(env: str, label: str, runs: Sequence[Run]) -> None:
 
 
 def _range(
-    env: str, given: Mapping[str, object], group: Mapping[str, list[Run]], column: str
+    env: str, references: Mapping[str, Any], group: Mapping[str, list[Run]], column: str
 ) -> tuple[float, float]:
-    import numpy as np
-
-    known = given.get(env)
-    if known is None and given:
-        raise SpecError(f"scores does not know the environment {env!r}. It knows: {', '.join(given)}.")
-    if known is not None:
-        if not (
-            isinstance(known, list) and len(known) == 2 and all(isinstance(v, int | float) for v in known)
-        ):
-            raise SpecError(f"scores must give two numbers for {env!r}. Received: {known!r}.")
-        low, high = map(float, known)
+    """Return the scores that count 0 and 1 in an environment."""
+    if references:
+        if env not in references:
+            raise SpecError(
+                f"scores does not know the environment {env!r}. It knows: {', '.join(references)}."
+            )
+        ends = references[env]
+        if not isinstance(ends, list) or [isinstance(end, int | float) for end in ends] != [True, True]:
+            raise SpecError(f"scores must give two numbers for {env!r}. Received: {ends!r}.")
+        low, high = map(float, ends)
     else:
         runs = [run for runs in group.values() for run in runs]
         low = float(np.mean([_beginning(run, column) for run in runs]))
@@ -239,7 +237,7 @@ def _range(
                 f"No run in {env!r} ended above its first episodes ({low:g}), so that none can count 1. "
                 "Give --scores."
             )
-    if not low != high:
+    if low == high:
         raise SpecError(f"The scores that count 0 and 1 in {env!r} are both {low:g}. Give --scores.")
     return low, high
 
@@ -248,8 +246,6 @@ def _beginning(run: Run, column: str) -> float:
     """Return the mean over the first episodes, equally many of every actor: those that end first are the
     shortest.
     """
-    import numpy as np
-
     values = run.columns["episode_length" if column == "episode_length" else "episode_reward"]
     actors = run.columns.get("actor", np.zeros(len(values), np.int64))
     each = -(-FIRST_EPISODES // max(len(np.unique(actors)), 1))
@@ -257,21 +253,17 @@ def _beginning(run: Run, column: str) -> float:
 
 
 def _final(run: Run, column: str) -> float:
-    from operant.tracking.plot import settled
-
     _, values = settled(run.columns, column, run.columns["step"])
     if not values.size:
         raise SpecError(f"The run {str(run.path)!r} has no episodes to plot.")
     return float(values[-1])
 
 
-def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfig) -> object:
+def _aggregates(groups: Groups, config: PlotConfig) -> object:
     """Draw the statistics: a panel for each, a bar for each agent's interval."""
-    from operant.tracking.looks import INK, figure, finish
-
-    found = aggregates(groups, config)
-    looks = _looks(groups)
-    labels = list(looks)[::-1]
+    statistics = aggregates(groups, config)
+    styles = _line_styles(groups)
+    labels = list(styles)[::-1]
     drawing = figure(11.0, 1.9 + 0.5 * len(labels))
     titles = {"iqm": "IQM", "median": "Median", "mean": "Mean"}
     seeds = {len(runs) for group in groups.values() for runs in group.values()}
@@ -280,18 +272,20 @@ def _aggregates(groups: Mapping[str, Mapping[str, list[Run]]], config: PlotConfi
         f"{len(groups)} environments, {count} seeds each; {100 * config.level:g}% stratified bootstrap "
         "intervals"
     )
-    ends = [value for one in found for value in one[2:] if math.isfinite(value)]
+    ends = [value for one in statistics for value in one[2:] if math.isfinite(value)]
     margin = 0.06 * (max(ends) - min(ends)) or 0.1
     limits = (min(ends) - margin, max(ends) + margin)
     for i, (statistic, title) in enumerate(titles.items()):
         ax = drawing.add_subplot(1, 3, i + 1)
-        for one in found:
+        for one in statistics:
             if one.statistic == statistic:
-                row, color = labels.index(one.label), looks[one.label][0]
+                row, color = labels.index(one.label), styles[one.label][0]
                 if math.isfinite(one.low):
                     ax.barh(row, one.high - one.low, left=one.low, height=0.5, color=color, alpha=0.55)
                 ax.plot([one.estimate] * 2, [row - 0.25, row + 0.25], color=INK, linewidth=2)
-        finish(ax, title, "normalised score", "", legend="best", note=note if i == 0 else " ", numbers="x")
+        label_axes(
+            ax, title, "normalised score", "", legend="best", note=note if i == 0 else " ", numbers="x"
+        )
         ax.set_yticks(range(len(labels)), labels if i == 0 else [""] * len(labels))
         ax.set_ylim(-0.6, len(labels) - 0.4)
         ax.grid(False, axis="y")

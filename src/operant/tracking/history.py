@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from operant.errors import SpecError, as_folder, value_error
-from operant.tracking.record import EpisodeRecord, Origin, Record
+from operant.tracking.record import EpisodeRecord, Logger, Origin, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,8 +44,8 @@ _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the 
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
 
 
-class History:
-    """Sink that writes episodes to the folder `path`; one that exists is continued.
+class History(Logger):
+    """Writes episodes to the folder `path`; one that exists is continued.
 
     Readable at any time by `read_history`, and by `pyarrow.parquet.read_table(path)` or
     `pandas.read_parquet(path)`.
@@ -96,9 +96,6 @@ class History:
     def record(self, record: Record) -> None:
         """Look at the clock: scalars are not part of the history."""
         self._flush_if_due()
-
-    def message(self, text: str) -> None:
-        """Messages are not part of the history."""
 
     def close(self) -> None:
         """Write what waits."""

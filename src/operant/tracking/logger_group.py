@@ -1,167 +1,57 @@
-"""The fan-out from training to sinks, and the table of everything that training may report."""
+"""The fan-out from training to loggers, which it outlives."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from operant.tracking.record import EpisodeRecord, Logger, Record
 
+WARNING_SECONDS = 60.0
+"""A logger that fails again within so many seconds gives no second warning."""
 
-class LoggerGroup:
-    """Hands everything to all sinks. Training survives a sink that fails.
 
-    The first failure of a sink is reported by a warning; the sink is tried again next time, since a full disk
-    or a lost mount may come back.
+class LoggerGroup(Logger):
+    """Hands everything to all loggers. Training survives a logger that fails.
+
+    A failure gives a warning, at most one a minute for each logger. The logger is called again next time,
+    since a full disk or a lost mount may come back.
     """
 
-    def __init__(self, sinks: Iterable[Logger] = ()) -> None:
-        self.sinks = list(sinks)
-        self._failed: set[int] = set()
+    def __init__(self, loggers: Iterable[Logger] = ()) -> None:
+        self.loggers = list(loggers)
+        self._warned: dict[int, float] = {}
 
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Hand on finished episodes."""
         if episodes:
-            self._each(lambda sink: sink.episodes(episodes))
+            self._each(lambda logger: logger.episodes(episodes))
 
     def record(self, record: Record) -> None:
         """Hand on scalars."""
-        self._each(lambda sink: sink.record(record))
+        self._each(lambda logger: logger.record(record))
 
     def message(self, text: str) -> None:
         """Hand on one line for the user."""
-        self._each(lambda sink: sink.message(text))
+        self._each(lambda logger: logger.message(text))
 
     def flush(self) -> None:
-        """Have every sink force what it holds to the disk."""
-        self._each(lambda sink: sink.flush())
+        """Have every logger force what it holds to the disk."""
+        self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        """Close every sink, even after one has failed to."""
-        self._each(lambda sink: sink.close())
+        """Close every logger, even after one has failed to."""
+        self._each(lambda logger: logger.close())
 
     def _each(self, call: Callable[[Logger], None]) -> None:
-        for i, sink in enumerate(self.sinks):
+        for i, logger in enumerate(self.loggers):
             try:
-                call(sink)
+                call(logger)
             except Exception as error:
-                if i not in self._failed:
-                    self._failed.add(i)
-                    text = f"{type(sink).__name__} failed, training goes on: {type(error).__name__}: {error}"
+                if time.monotonic() - self._warned.get(i, -WARNING_SECONDS) >= WARNING_SECONDS:
+                    self._warned[i] = time.monotonic()
+                    text = (
+                        f"{type(logger).__name__} failed, training goes on: {type(error).__name__}: {error}"
+                    )
                     warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-class Metric(NamedTuple):
-    """What a reported number means."""
-
-    meaning: str
-    unit: str = ""
-
-
-METRICS: dict[str, Metric] = {
-    "episode/reward_mean": Metric(
-        "Mean return of the last episodes (the window is `reward_buffer_size`).", "reward"
-    ),
-    "episode/reward_best": Metric("The largest `episode/reward_mean` so far.", "reward"),
-    "episode/reward_min": Metric("Smallest return among the last episodes.", "reward"),
-    "episode/reward_max": Metric("Largest return among the last episodes.", "reward"),
-    "episode/length_mean": Metric("Mean length of the last episodes.", "steps"),
-    "episode/count": Metric("Episodes finished since the start of training.", "episodes"),
-    "evaluation/reward_mean": Metric(
-        "Mean return of evaluation episodes, without exploration (`--eval-frequency`, `operant run`).",
-        "reward",
-    ),
-    "evaluation/reward_best": Metric(
-        "The largest `evaluation/reward_mean` so far (`--eval-frequency`).", "reward"
-    ),
-    "evaluation/reward_std": Metric("Standard deviation of the return over evaluation episodes.", "reward"),
-    "evaluation/length_mean": Metric("Mean length of evaluation episodes.", "steps"),
-    "time/elapsed": Metric(
-        "Time since the start of training; a resumed run continues the count (Weights & Biases).", "s"
-    ),
-    "time/steps_per_second": Metric(
-        "Environment steps of all actors per second since the last record.", "steps/s"
-    ),
-    "loss/policy": Metric(
-        "Policy loss: its gradient raises the probability of better actions. Its size means little."
-    ),
-    "loss/value": Metric(
-        "Squared error (or Huber loss) of the state value against its target; half of it where the "
-        "algorithm's loss has that factor.",
-        "reward²",
-    ),
-    "loss/td": Metric(
-        "Loss of the action value's temporal-difference error (`c51`: cross-entropy, in nats).", "reward²"
-    ),
-    "loss/critic": Metric("Loss of the critics of an actor-critic with action values.", "reward²"),
-    "loss/actor": Metric(
-        "Loss of the actor: the negative action value of its actions, with a temperature less the weighted "
-        "entropy."
-    ),
-    "loss/temperature": Metric("Loss of the entropy temperature, where it is learnt."),
-    "policy/entropy": Metric(
-        "Entropy of the action distribution. Near zero: the policy no longer explores.", "nats"
-    ),
-    "policy/temperature": Metric("Weight of the entropy in the objective."),
-    "policy/std": Metric(
-        "Mean standard deviation of continuous actions, where a policy is learnt by their probabilities.",
-        "action",
-    ),
-    "explore/epsilon": Metric("Probability of a random action."),
-    "explore/noise": Metric("Standard deviation of the noise added to actions.", "action"),
-    "value/mean": Metric("Mean predicted value. Far above any possible return: it diverges.", "reward"),
-    "value/target": Metric("Mean of the targets that values are fitted to.", "reward"),
-    "value/advantage_std": Metric(
-        "Standard deviation of the advantages before they are normalised.", "reward"
-    ),
-    "memory/replays": Metric("Gradient steps on replayed experience per update.", "steps"),
-    "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
-    "update/lr": Metric("Learning rate. An optax transformation keeps its own to itself."),
-    "update/kl": Metric(
-        "Divergence of the policy from the one that collected the data, or that began the update where "
-        "densities are not stored: on average over the gradient steps, before each; where `max_kl` bounds "
-        "the step, after it.",
-        "nats",
-    ),
-    "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
-    "update/explained_variance": Metric(
-        "How well values predict: 1 - Var(target - value) / Var(target), 1 at best."
-    ),
-    "update/grad_norm": Metric("Norm of the gradient over all parameters, before clipping."),
-    "update/skipped": Metric(
-        "Gradient steps since the last record that were left out because a gradient or a step was not "
-        "finite.",
-        "steps",
-    ),
-    "update/steps": Metric(
-        "Gradient steps per update, where a limit of the divergence may end them (`target_kl`).", "steps"
-    ),
-    "update/line_search_steps": Metric("Backtracking steps until the update was accepted.", "steps"),
-    "update/accepted": Metric("Share of steps that the line search accepted."),
-    "update/count": Metric("Updates since the start of training (`operant run`).", "updates"),
-}
-"""Every metric that operant reports: ``group/name``, what it means, its unit (none: a pure number)."""
-
-
-def metrics_page() -> str:
-    """Return the text of `docs/metrics.md`."""
-    lines = [
-        "# Metrics",
-        "",
-        "Training reports these numbers; TensorBoard and every other sink show them under these names, at "
-        "the true",
-        "environment step (all actors together). An agent reports those that apply to it, averaged over its "
-        "updates since",
-        "the last record; `update/skipped` is a sum. [Callbacks](classes.md#callbacks) may add others, and",
-        "[`--info-keywords`](train.md#what-environments-tell-in-info) adds `episode/info/NAME` and "
-        "`evaluation/info/NAME`. The page is made",
-        "from `operant.tracking.METRICS`.",
-    ]
-    group = ""
-    for name, (meaning, unit) in METRICS.items():
-        if name.split("/")[0] != group:
-            group = name.split("/")[0]
-            lines += ["", f"## {group}", "", "| name | meaning | unit |", "|---|---|---|"]
-        lines.append(f"| `{name}` | {meaning} | {unit or '-'} |")
-    return "\n".join(lines) + "\n"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.tracking.events import AppendFile
-from operant.tracking.record import EpisodeRecord, Record
+from operant.tracking.append_file import AppendFile
+from operant.tracking.record import Logger, Record
 
 
-class MetricsFile:
-    """Sink that appends a line of JSON to a file with every record: `step`, `time`, and the values under
+class MetricsFile(Logger):
+    """Appends a line of JSON to a file with every record: `step`, `time`, and the values under
     their names.
 
     A value that is not finite is null there, as JSON requires: readers see a missing value. Readable at any
@@ -37,11 +37,8 @@ class MetricsFile:
                 raise SpecError(
                     f"{self.path} is no file, so reports cannot be added to it. Move it elsewhere."
                 )
-            _keep(self.path, math.inf if resume_at_step is None else resume_at_step)
+            _drop_after(self.path, math.inf if resume_at_step is None else resume_at_step)
         self._file = AppendFile(self.path)
-
-    def episodes(self, episodes: list[EpisodeRecord]) -> None:
-        """Single episodes are left to the history; records carry their averages."""
 
     def record(self, record: Record) -> None:
         """Append a line."""
@@ -50,9 +47,6 @@ class MetricsFile:
         }
         row = {"step": record.step, "time": record.time, **values}
         self._file.add(json.dumps(row, allow_nan=False).encode() + b"\n")
-
-    def message(self, text: str) -> None:
-        """Messages are left to the console."""
 
     def flush(self) -> None:
         """Force what was written to the disk."""
@@ -63,7 +57,7 @@ class MetricsFile:
         self.flush()
 
 
-def _keep(path: Path, step: float) -> None:
+def _drop_after(path: Path, step: float) -> None:
     """Truncate a file after its last whole line of at most that step; steps never decrease.
 
     Lines before it stay, whatever they are.

@@ -1,10 +1,10 @@
-"""What training reports: records, which sinks write. The training loop knows no particular sink."""
+"""What training reports: records, which loggers write. The training loop knows no particular logger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from operant.errors import SpecError, as_number
 
@@ -21,28 +21,26 @@ class Record(NamedTuple):
 
 
 def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the values of a record in the form that sinks take, after a callback may have changed them.
+    """Return the values of a record in the form that loggers take, after a callback may have changed them.
 
     Raises:
         SpecError: a value is no number (a truth value counts as 0 or 1), or a name cannot be one.
     """
-    found = {}
+    scalars = {}
     for name, value in values.items():
         if not isinstance(name, str) or name in ("", *Record._fields):
             raise SpecError(
                 "A callback's names in record.values must be strings such as 'mine/score', none of "
-                f"{', '.join(Record._fields)}. "
-                f"Received: {name!r}."
+                f"{', '.join(Record._fields)}. Received: {name!r}."
             )
         number = as_number(value)
         if number is None:
             raise SpecError(
                 f"A callback's record.values[{name!r}] must be a number. Received: {value!r} "
-                f"({type(value).__name__}). "
-                "Add one name for each number: record.values['mine/score'] = 1.0."
+                f"({type(value).__name__}). Add one name for each number: record.values['mine/score'] = 1.0."
             )
-        found[name] = number
-    return found
+        scalars[name] = number
+    return scalars
 
 
 class EpisodeRecord(NamedTuple):
@@ -70,25 +68,20 @@ class Origin(NamedTuple):
     best_reward: float | None = None
 
 
-class Logger(Protocol):
-    """What writes records."""
+class Logger:
+    """What writes records. A logger overrides what concerns it."""
 
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Take finished episodes, in order of time."""
-        ...
 
     def record(self, record: Record) -> None:
         """Take values."""
-        ...
 
     def message(self, text: str) -> None:
         """Take a line for the user."""
-        ...
 
     def flush(self) -> None:
         """Force what was taken to the disk: a checkpoint that counts on it is about to be written."""
-        ...
 
     def close(self) -> None:
         """Write what is left."""
-        ...

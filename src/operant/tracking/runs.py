@@ -18,7 +18,7 @@ from operant.tracking.history import read_history
 
 EVALUATIONS = "evaluations.parquet"
 """History of the evaluations of a run, in its folder."""
-_OWN = frozenset(
+_FREE = frozenset(
     {
         "seed",
         "max_steps",
@@ -73,8 +73,7 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     Raises:
         SpecError: there is no run, or its history cannot be read, or it was not evaluated.
     """
-    found = {place.resolve(): place for path in paths for place in _places(Path(path))}
-    places = list(found.values())
+    places = list({place.resolve(): place for path in paths for place in _places(Path(path))}.values())
     by_history: dict[Path, Run] = {}
     for place in places:
         history, run = _read(place, places, evaluations)
@@ -93,8 +92,7 @@ def read_run(file: Path) -> dict[str, Any]:
         if not isinstance(saved.get(part), dict) or not isinstance(saved[part].get(needed), str):
             raise SpecError(
                 f"{str(file)!r} does not describe a run: {part!r} must be an object with a string "
-                f"{needed!r}. Restore the file, or "
-                "give another run."
+                f"{needed!r}. Restore the file, or give another run."
             )
     return saved
 
@@ -127,11 +125,10 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
                 agent[name] = f"{_short(agent[name])}, then {_short(value)}"
     except (KeyError, TypeError, ValueError):
         raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
-    settings = {**agent, **{name: value for name, value in run.items() if name not in _OWN}}
+    settings = {**agent, **{name: value for name, value in run.items() if name not in _FREE}}
     # Each seed may begin from its own weights; only whether it does is part of the experiment.
     settings["weights"] = "given" if run.get("weights") else "none"
-    own = run.get("history_checkpoint")
-    history = Path(own) if own else path / "history.parquet"
+    history = Path(run.get("history_checkpoint") or path / "history.parquet")
     if evaluations:
         history = path / EVALUATIONS
         if not history.exists():
@@ -144,12 +141,12 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
 
 def _name(path: Path, among: Sequence[Path]) -> str:
     """Return as much of the end of a path as distinguishes it from others."""
-    own = path.absolute().with_suffix("").parts
-    others = {other.absolute().with_suffix("").parts for other in among} - {own}
+    parts = path.absolute().with_suffix("").parts
+    others = {other.absolute().with_suffix("").parts for other in among} - {parts}
     length = 1
-    while any(other[-length:] == own[-length:] for other in others):
+    while any(other[-length:] == parts[-length:] for other in others):
         length += 1
-    return "/".join(own[-length:]).replace("//", "/")
+    return "/".join(parts[-length:]).replace("//", "/")
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:
@@ -171,11 +168,11 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
             f"agents must name each of the {len(runs)} histories. Received {len(labels)} names: "
             f"{', '.join(labels)}."
         )
-    found: dict[str, dict[str, list[Run]]] = {}
+    groups: dict[str, dict[str, list[Run]]] = {}
     for i, run in enumerate(runs):
         label = labels[i] if labels else _label(run, runs)
-        found.setdefault(run.env, {}).setdefault(label, []).append(run)
-    return found
+        groups.setdefault(run.env, {}).setdefault(label, []).append(run)
+    return groups
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:

@@ -36,9 +36,9 @@ import numpy as np
 from operant.checkpoint import durable
 from operant.errors import SpecError, suggest, value_error
 from operant.spec import Config, build, option
-from operant.tracking.events import PREFIX, EventFile
+from operant.tracking.tensorboard import PREFIX, EventFile
 
-METRICS: dict[str, tuple[str, ...]] = {
+METRIC_LABELS: dict[str, tuple[str, ...]] = {
     "loss": ("loss/",),
     "entropy": ("policy/entropy",),
     "kl-divergence": ("update/kl",),
@@ -49,7 +49,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "memory": ("memory/",),
 }
 """Labels, and how the names of the metrics that belong to them begin."""
-LABELS = (*METRICS, "reward", "variables", "updates", "graph")
+LABELS = (*METRIC_LABELS, "reward", "variables", "updates", "graph")
 ALIASES = {"losses": "loss", "rewards": "reward"}
 TYPES = ("scalar", "histogram", "image", "audio", "text")
 MARKER = ".operant"
@@ -80,14 +80,14 @@ class SummarizerConfig(Config):
         """Check labels and custom summaries."""
         if not self.directory:
             yield "summarizer must say the directory: summarizer=dict(directory='data/summaries')."
-        given = () if self.labels == "all" else self.labels
-        if isinstance(given, str) or not all(isinstance(label, str) for label in given):
+        labels = () if self.labels == "all" else self.labels
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             yield (
                 f"labels must be 'all' or a list of labels ({', '.join(LABELS)}). Received: "
                 f"labels={self.labels!r}."
             )
             return
-        for label in given:
+        for label in labels:
             if label not in LABELS and label not in ALIASES:
                 yield f"There is no summary label {label!r}.{suggest(label, (*LABELS, *ALIASES))}"
         for name, spec in (self.custom or {}).items():
@@ -107,12 +107,12 @@ class SummarizerConfig(Config):
     @classmethod
     def parse(cls, spec: Any) -> SummarizerConfig:
         """Read a folder's name, or a dict of options."""
-        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(given, Mapping):
+        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(options, Mapping):
             raise SpecError(
                 f"summarizer must be a folder or a dict with 'directory'. Received: summarizer={spec!r}."
             )
-        return build(cls, dict(given), "summarizer")
+        return build(cls, dict(options), "summarizer")
 
 
 class Summarizer:
@@ -126,12 +126,12 @@ class Summarizer:
     def __init__(self, config: SummarizerConfig, actors: int) -> None:
         self.config = config
         self._labels = config.chosen
-        root = Path(config.directory).absolute()  # the working directory may change
+        root = Path(config.directory).absolute()
         self.folder = _new_folder(root / time.strftime(config.filename))
         self._release = weakref.finalize(self, _claim(self.folder))
         self._file = EventFile(self.folder, seconds=config.flush)
-        made = sorted((p for p in root.glob("summary-*") if _is_made(p)), key=_order)
-        for folder in made[: -config.max_summaries]:
+        folders = sorted((p for p in root.glob("summary-*") if _is_of_agent(p)), key=_order)
+        for folder in folders[: -config.max_summaries]:
             if folder != self.folder:
                 _remove(folder)
         self._steps = self._episodes = 0
@@ -187,18 +187,18 @@ class Summarizer:
         """
         from tensorboardX.summary import histogram, scalar
 
-        begins = tuple(begin for label in self._labels for begin in METRICS.get(label, ()))
-        found = [scalar(name, value) for name, value in metrics.items() if name.startswith(begins)]
+        begins = tuple(begin for label in self._labels for begin in METRIC_LABELS.get(label, ()))
+        summaries = [scalar(name, value) for name, value in metrics.items() if name.startswith(begins)]
         for name, x in weights.items():
             if "variables" in self._labels:
-                found.append(scalar(f"variables/{name}", float(np.mean(x))))
-                found.append(histogram(f"variables/{name}-histogram", x, EDGES))
+                summaries.append(scalar(f"variables/{name}", float(np.mean(x))))
+                summaries.append(histogram(f"variables/{name}-histogram", x, EDGES))
             if "updates" in self._labels and name in self._weights:
                 change = x - self._weights[name]
-                found.append(scalar(f"updates/{name}-mean", float(np.mean(change))))
-                found.append(scalar(f"updates/{name}-variance", float(np.var(change))))
-        if found:
-            self._write(number, *found)
+                summaries.append(scalar(f"updates/{name}-mean", float(np.mean(change))))
+                summaries.append(scalar(f"updates/{name}-variance", float(np.var(change))))
+        if summaries:
+            self._write(number, *summaries)
         self._weights = dict(weights)
 
     def custom(self, name: str, value: Any, step: int | None) -> None:
@@ -249,7 +249,7 @@ class Summarizer:
 
     def _write(self, step: int, *summaries: Any) -> None:
         with durable.outliving(f"A summary waits for {str(self.folder)!r}"):
-            self._file.add(step, *summaries)
+            self._file.summaries(step, *summaries)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
         """Write a sound as 16-bit WAV; tensorboardX would need another package for it."""
@@ -295,20 +295,17 @@ def _new_folder(path: Path) -> Path:
 
 
 def _claim(folder: Path) -> Callable[[], None]:
-    """Mark a folder as that of an agent that writes there.
-
-    Return a function that says that it no longer does.
-    """
+    """Mark a folder as that of an agent that writes there; return the function that ends this."""
     marker = folder / MARKER
     marker.touch(exist_ok=False)
-    held = contextlib.ExitStack()
+    lock = contextlib.ExitStack()
     with contextlib.suppress(OSError):  # a file system without locks, where nobody removes folders
-        held.callback(os.close, durable.hold(marker))
+        lock.callback(os.close, durable.hold(marker))
     marker.write_text(folder.name, encoding="utf-8")  # after the lock: until then, it is nobody's
-    return held.close
+    return lock.close
 
 
-def _is_made(folder: Path) -> bool:
+def _is_of_agent(folder: Path) -> bool:
     """Tell whether an agent made a folder under this name, and nobody else put anything into it."""
     try:
         if folder.is_symlink() or (folder / MARKER).read_text(encoding="utf-8") != folder.name:

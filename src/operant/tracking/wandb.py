@@ -1,4 +1,4 @@
-"""Sink that writes to Weights & Biases."""
+"""Logger that writes to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError
-from operant.tracking.record import EpisodeRecord, Record
+from operant.tracking.record import Logger, Record
 
 HOST = "api.wandb.ai"
 
 
-class WandB:
+class WandB(Logger):
     """Writes every record's scalars at their true environment step, under their names of `METRICS`.
 
     W&B ignores records of steps before the last that it has: steps that a run repeats, because it continues
@@ -58,18 +58,9 @@ class WandB:
         self.id: str = self._run.id
         self.offline: bool = bool(self._run.offline)
 
-    def episodes(self, episodes: list[EpisodeRecord]) -> None:
-        """Single episodes are left to the history; records carry their averages."""
-
     def record(self, record: Record) -> None:
         """Write scalars."""
         self._run.log({**record.values, "time/elapsed": record.time}, step=record.step)
-
-    def message(self, text: str) -> None:
-        """Messages are left to the console."""
-
-    def flush(self) -> None:
-        """Its own process writes what it was given."""
 
     def close(self) -> None:
         """Finish the run."""

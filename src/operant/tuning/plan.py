@@ -33,7 +33,7 @@ NOT_TUNED = frozenset(
 )
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
 process."""
-OWN_TO_TRIALS = frozenset(
+PER_TRIAL = frozenset(
     {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
 )
 """Options of a run that are not part of the settings that a study finds."""
@@ -55,7 +55,7 @@ class TuneConfig(Config):
     trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
-        "Score trials by this many whole episodes with the best actions (default: by the mean reward of "
+        "Score trials by this many whole episodes with the best actions (default: by the mean return of "
         "training)",
         low=1,
     )
@@ -87,10 +87,9 @@ class StudyPlan(NamedTuple):
     def settings(self, chosen: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return hyperparameters and options of the run of a trial, with what was chosen for it."""
         known = options(RunConfig)
-        own = {name: value for name, value in chosen.items() if name not in known}
+        hyper = {name: value for name, value in chosen.items() if name not in known}
         run = {name: value for name, value in chosen.items() if name in known}
-        steps = {"max_steps": self.config.trial_steps}
-        return {**self.options, **own}, {**self.run, **run, **steps}
+        return {**self.options, **hyper}, {**self.run, **run, "max_steps": self.config.trial_steps}
 
 
 def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> StudyPlan:
@@ -111,42 +110,39 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
     """
     config = TuneConfig.from_dict({}) if config is None else config
     agent = resolve(agent)
-    own = config_class(agent)
     for name in settings.keys() & NOT_TUNED:
         raise SpecError(
             f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; "
-            "how long one trains "
-            "is trial_steps."
+            "how long one trains is trial_steps."
         )
     for name in ("checkpoints", "history_checkpoint"):
         if config.trial_seeds > 1 and settings.get(name):
             raise SpecError(
                 f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, "
-                f"trial_seeds={config.trial_seeds}. "
-                "Leave one of them out."
+                f"trial_seeds={config.trial_seeds}. Leave one of them out."
             )
-    fixed, ranges = split([RunConfig, own], settings)
+    fixed, ranges = split([RunConfig, config_class(agent)], settings)
     known = options(RunConfig)
     run = {name: value for name, value in fixed.items() if name in known}
     hyper = {name: value for name, value in fixed.items() if name not in known}
-    made = StudyPlan(agent, config, plain(hyper), plain(run), ranges)
-    _allowed(made)
+    study_plan = StudyPlan(agent, config, plain(hyper), plain(run), ranges)
+    _check_corners(study_plan)
     if config.study is not None:
         studies.place(config.study, config.storage)
     if config.plots is not None:
         as_folder("plots", config.plots)
-    return made
+    return study_plan
 
 
-def _allowed(plan: StudyPlan) -> None:
+def _check_corners(plan: StudyPlan) -> None:
     """Refuse settings that fit together neither with the first nor with the last value of every range."""
     faults: list[SpecError] = []
     edges = corners(plan.ranges)
     for edge in edges:
-        own, run = plan.settings(edge)
+        hyper, run = plan.settings(edge)
         try:
             RunConfig.from_dict(run)
-            config_class(plan.agent).from_dict({**entry(plan.agent).options, **own}, plan.agent)
+            config_class(plan.agent).from_dict({**entry(plan.agent).options, **hyper}, plan.agent)
         except SpecError as fault:
             faults.append(fault)
     if len(faults) == len(edges):

@@ -24,15 +24,15 @@ class Range(NamedTuple):
 
 
 def split(
-    configs: Iterable[type[Config]], given: Mapping[str, Any]
+    configs: Iterable[type[Config]], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Range]]:
     """Split options into those that are fixed and those that are searched.
 
-    An option that has a search kind and was given a list of several values is searched; one value is fixed.
+    An option that has a search kind and a list of several values is searched; one value is fixed.
 
     Args:
         configs: the configs that declare the options.
-        given: option values by name.
+        values: of options, by name.
 
     Returns:
         Fixed options, and ranges of the others.
@@ -43,16 +43,16 @@ def split(
     known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
     fixed: dict[str, Any] = {}
     ranges: dict[str, Range] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         config, meta = known.get(name, (None, None))
         if config is None or meta is None or meta.search is None or not isinstance(value, list | tuple):
             fixed[name] = value
             continue
-        values = tuple(checked(config, name, one) for one in value)
-        if len(values) == 1:
-            fixed[name] = values[0]
+        several = tuple(checked(config, name, one) for one in value)
+        if len(several) == 1:
+            fixed[name] = several[0]
         else:
-            ranges[name] = _range(name, meta.search, values)
+            ranges[name] = _range(name, meta.search, several)
     return fixed, ranges
 
 
@@ -85,8 +85,8 @@ def corners(ranges: Mapping[str, Range]) -> list[dict[str, Any]]:
     """Return the settings with the first and with the last value of every range: what is tried before a
     study begins.
     """
-    first = {name: found.values[0] for name, found in ranges.items()}
-    last = {name: found.values[-1] for name, found in ranges.items()}
+    first = {name: each.values[0] for name, each in ranges.items()}
+    last = {name: each.values[-1] for name, each in ranges.items()}
     return [first] if first == last else [first, last]
 
 
@@ -94,25 +94,25 @@ def distributions(ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Return the ranges as Optuna's distributions, by name."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, (kind, values) in ranges.items():
         if kind == "categorical":
-            found[name] = CategoricalDistribution(values)
+            by_name[name] = CategoricalDistribution(values)
         elif kind == "int":
-            found[name] = IntDistribution(*values)
+            by_name[name] = IntDistribution(*values)
         else:
-            found[name] = FloatDistribution(*values, log=True)
-    return found
+            by_name[name] = FloatDistribution(*values, log=True)
+    return by_name
 
 
 def suggest(trial: Any, ranges: Mapping[str, Range]) -> dict[str, Any]:
     """Let an Optuna trial choose a value of every range."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name, (kind, values) in ranges.items():
         if kind == "categorical":
-            found[name] = trial.suggest_categorical(name, values)
+            chosen[name] = trial.suggest_categorical(name, values)
         elif kind == "int":
-            found[name] = trial.suggest_int(name, *values)
+            chosen[name] = trial.suggest_int(name, *values)
         else:
-            found[name] = trial.suggest_float(name, *values, log=True)
-    return found
+            chosen[name] = trial.suggest_float(name, *values, log=True)
+    return chosen

@@ -7,7 +7,6 @@ may share one storage.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import time
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
+from operant.tracking import Console, LoggerGroup
 from operant.tuning import study as studies
-from operant.tuning.plan import OWN_TO_TRIALS, StudyPlan
+from operant.tuning.plan import PER_TRIAL, StudyPlan
 from operant.tuning.ranges import corners, distributions, suggest
 from operant.tuning.trial import TAIL, TrialLostError, TrialProcess, numbered
 
@@ -55,8 +55,8 @@ class StudySearch:
         self._left = plan.config.n_trials
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
-        self.say: Callable[[str], None] = _silent if plan.run.get("quiet") else _print
-        """Prints a line for the user."""
+        self.say = LoggerGroup([Console(quiet=bool(plan.run.get("quiet")))]).message
+        """Prints a line for the user; a study outlives its terminal."""
         self.study: optuna.Study
 
     def stop(self) -> None:
@@ -102,10 +102,9 @@ class StudySearch:
         self._spare = self._process()
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
-            own, run = self.plan.settings(edge)
-            # Files of trials have other names than those given, and are no concern of this process.
-            run = {name: value for name, value in run.items() if name != "history_checkpoint"}
-            self._spare.send(self._order("build", own, {"seed": 0, **run}))
+            hyper, run = self.plan.settings(edge)
+            run.pop("history_checkpoint", None)  # files of trials have other names
+            self._spare.send(self._order("build", hyper, {"seed": 0, **run}))
             while not self._spare.connection.poll(0.2):
                 if self.stopped:  # nothing has been written yet
                     raise KeyboardInterrupt
@@ -120,10 +119,10 @@ class StudySearch:
             faults.append(answer["text"])
         raise SpecError(faults[0])
 
-    def _order(self, do: str, own: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    def _order(self, do: str, hyper: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
         """Return what a process is to do."""
         scored = {"episodes": self.plan.config.trial_episodes, "seeds": self.plan.config.trial_seeds}
-        return {"do": do, "agent": self.plan.agent, "options": own, "run": run, **scored}
+        return {"do": do, "agent": self.plan.agent, "options": hyper, "run": run, **scored}
 
     def _open(self) -> None:
         from optuna.pruners import MedianPruner, NopPruner
@@ -161,13 +160,13 @@ class StudySearch:
         trial = self.study.ask()
         _mark_alive(trial)  # first: whatever kills this process from here on, others take the trial for dead
         self.study.sampler = self._sampler(trial.number)
-        own, run = self.plan.settings(suggest(trial, self.plan.ranges))
+        hyper, run = self.plan.settings(suggest(trial, self.plan.ranges))
         seed = run.get("seed")
         first = trial.number * self.plan.config.trial_seeds
         run["seed"] = secrets.randbelow(2**31) if seed is None else (seed + first) % 2**32
         for name, value in {
-            "options": own,
-            "run": {name: value for name, value in run.items() if name not in OWN_TO_TRIALS},
+            "options": hyper,
+            "run": {name: value for name, value in run.items() if name not in PER_TRIAL},
             "seed": run["seed"],
         }.items():
             trial.set_user_attr(name, value)
@@ -177,7 +176,7 @@ class StudySearch:
         if run.get("history_checkpoint") is not None:
             run["history_checkpoint"] = numbered(run["history_checkpoint"], trial.number)
         process, self._spare = self._spare or self._process(), None
-        process.send(self._order("train", own, run))
+        process.send(self._order("train", hyper, run))
         self._running[process.connection] = _TrialSlot(trial, process, time.monotonic())
 
     def _owned(self, running: _TrialSlot, act: Callable[[_TrialSlot], None]) -> None:
@@ -207,7 +206,7 @@ class StudySearch:
         elif kind == "failed":
             self._fail(running, message["text"], message["traceback"])
         elif not math.isfinite(message["value"]):
-            self._fail(running, f"The mean reward is {message['value']}.")
+            self._fail(running, f"The mean return is {message['value']}.")
         else:
             self._finish(running, message)
 
@@ -224,7 +223,7 @@ class StudySearch:
             self.study.tell(trial, message["value"], skip_if_finished=True)
         self.counts["pruned" if pruned else "complete"] += 1
         self._drop(running)
-        how = f"pruned at step {message['step']} with" if pruned else "mean reward"
+        how = f"pruned at step {message['step']} with" if pruned else "mean return"
         self.say(
             f"Trial {trial.number}: {how} {message['value']:.2f} in {time.monotonic() - running.begun:.0f} s"
             f"{shown(trial.params)}"
@@ -320,12 +319,3 @@ def shown(params: Mapping[str, Any]) -> str:
     """Return settings for a line."""
     shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in params.items())
     return f"  [{', '.join(shown)}]" if params else ""
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # a study outlives its terminal, and a full disk under its log
-        print(text, flush=True)
-
-
-def _silent(text: str) -> None:
-    """Say nothing."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 FOLDER = "studies"
 """Where studies are, unless the user says otherwise: `studies/NAME/study.db` and the plots beside it."""
-EARLIER: Mapping[str, Any] = {"env_kwargs": None, "trial_episodes": None, "trial_seeds": 1}
-"""What a study did if its attributes do not say, being from an earlier version."""
 JOURNALS = (".journal", ".log")
 """Endings of paths that mean Optuna's journal file."""
 DATABASES = (".db", ".sqlite", ".sqlite3")
@@ -48,7 +46,7 @@ class BestTrial(NamedTuple):
     """What was chosen."""
     number: int
     value: float
-    """Mean reward of its last episodes."""
+    """Its mean return, by which the study compares trials."""
 
 
 def need_optuna() -> None:
@@ -134,15 +132,12 @@ def connect(storage: str) -> Any:
     for attempt in range(_ATTEMPTS):
         try:
             opened = RDBStorage(_with_driver(storage), engine_kwargs=settings)
-            weakref.finalize(
-                opened, opened.engine.dispose
-            )  # closes the connections, which Optuna leaves to chance
+            weakref.finalize(opened, opened.engine.dispose)  # Optuna leaves closing connections to chance
             return opened
         except ImportError:
             raise SpecError(
                 f"The storage {shown(storage)!r} needs a database driver that is not installed. For "
-                "PostgreSQL: "
-                "pip install 'operant[postgresql]'."
+                "PostgreSQL: pip install 'operant[postgresql]'."
             ) from None
         except (
             sqlalchemy.exc.OperationalError,
@@ -167,12 +162,9 @@ def _unreachable(storage: str, error: Exception) -> SpecError:
 
 
 def _with_driver(storage: str) -> str:
-    """Let a plain `postgresql://` mean the driver that is installed."""
+    """Let a plain `postgresql://` mean the driver of the extra `postgresql`."""
     scheme, _, rest = storage.partition("://")
-    if scheme in ("postgresql", "postgres"):
-        old = importlib.util.find_spec("psycopg2") is not None
-        return f"postgresql+psycopg{'2' if old else ''}://{rest}"
-    return storage
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgresql", "postgres") else storage
 
 
 def load(name: str, storage: str | None) -> optuna.Study:
@@ -207,7 +199,7 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
         settings: sampler and pruner.
 
     Raises:
-        SpecError: the study that exists tunes something else.
+        SpecError: the study that exists tunes something else, or does not say what.
     """
     import optuna
 
@@ -218,16 +210,22 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
         load_if_exists=True,
         **settings,
     )
-    recorded = {**EARLIER, **study.user_attrs} if "agent" in study.user_attrs else study.user_attrs
+    begun = bool(study.get_trials(deepcopy=False))  # first: attributes are complete before a trial begins
+    recorded = study.user_attrs
+    missing = [key for key in attributes if key not in recorded]
+    if missing and begun and "agent" in recorded:
+        raise SpecError(
+            f"The study {name!r} comes from an earlier, unreleased version of operant: it does not say "
+            f"{', '.join(missing)}. Give another --study."
+        )
     for key, value in attributes.items():
         if key in recorded and recorded[key] != value:
             raise SpecError(
                 f"The study {name!r} has {key} {recorded[key]!r}, not {value!r}: trials would not compare. "
                 "Give another --study, or the same settings."
             )
-    for key, value in attributes.items():
-        if key not in study.user_attrs:
-            study.set_user_attr(key, value)
+    for key in missing:
+        study.set_user_attr(key, attributes[key])
     return study
 
 
@@ -239,18 +237,17 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
     """
     from optuna.distributions import check_distribution_compatibility
 
-    seen: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     for trial in study.get_trials(deepcopy=False):
-        seen |= trial.distributions
+        known |= trial.distributions
     for name, distribution in wanted.items():
         try:
-            if name in seen:
-                check_distribution_compatibility(seen[name], distribution)
+            if name in known:
+                check_distribution_compatibility(known[name], distribution)
         except ValueError:
             raise SpecError(
-                f"{name} was tuned over {_range(seen[name])} in the study {study.study_name!r}, which "
-                f"cannot change to {_range(distribution)}. "
-                "Give the same values, or another --study."
+                f"{name} was tuned over {_range(known[name])} in the study {study.study_name!r}, which "
+                f"cannot change to {_range(distribution)}. Give the same values, or another --study."
             ) from None
 
 
@@ -294,10 +291,10 @@ def from_study(name: str, storage: str | None = None) -> BestTrial:
         SpecError: there is no such study.
         UsageError: none of its trials was finished.
     """
-    found = best(load(name, storage))
-    if found is None:
+    trial = best(load(name, storage))
+    if trial is None:
         raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
-    return found
+    return trial
 
 
 def _range(distribution: Any) -> str:

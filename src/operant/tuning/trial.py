@@ -1,7 +1,7 @@
 """One trial of a study, in a process of its own.
 
 Each is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks and
-crashes end with it. It knows no study: settings come in and rewards go out as JSON over a pipe; the process
+crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the process
 that tunes keeps the study.
 """
 
@@ -22,8 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from operant.envs.vector.spawn import killed
-from operant.errors import working_directory
+from operant.envs.workers.process import killed
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from operant.training.loop import TrainingLoop
 
 REPORTS = 20
-"""How often a trial reports its mean reward: at the same steps in every trial, so that pruning compares
+"""How often a trial reports its mean return: at the same steps in every trial, so that pruning compares
 like with like."""
 TAIL = 2000
 """Characters of a failure that are kept."""
@@ -53,21 +52,21 @@ class TrialProcess:
     """What the process runs."""
 
     def __init__(self, silent: bool) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, remote = Pipe()
         # It lives as long as this object.
         self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115
-        path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", self.code, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", self.code, str(remote.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=None if self._output is None else subprocess.STDOUT,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(remote.fileno(),),
             # Other trials, of other processes too, may share a GPU's memory.
             env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
             process_group=0,  # Ctrl-C is for the process that tunes: it decides what becomes of trials
         )
-        theirs.close()
+        remote.close()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; if the process is gone, this shows when its answer is awaited."""
@@ -78,7 +77,7 @@ class TrialProcess:
         """Wait for a message.
 
         Raises:
-            Lost: the process ended instead.
+            TrialLostError: the process ended instead.
         """
         try:
             message: dict[str, Any] = json.loads(self.connection.recv_bytes())
@@ -108,10 +107,10 @@ class TrialProcess:
 
 def work(descriptor: int) -> None:
     """Be the process of a trial: what `TrialProcess` starts."""
-    from operant.envs.vector.worker import line
+    from operant.envs.workers.worker import parent_pipe
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = line(descriptor)
+    connection = parent_pipe(descriptor)
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -146,7 +145,7 @@ class _Seed(NamedTuple):
 
     training: TrainingLoop
     evaluation: Evaluation | None
-    """How it is scored; None: by the mean reward of training."""
+    """How it is scored; None: by the mean return of training."""
 
     def value(self) -> float | None:
         """Return its current score; None if no episode has ended."""
@@ -163,7 +162,6 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
     from operant.spec.run import RunConfig, located
     from operant.training.session import fitting
 
-    # The environments of one seed may change the working directory before the next one is built.
     run = located(RunConfig.from_dict(order["run"]))
     definition = fitting(parse_agent(order["agent"], **order["options"]), run.weights)
     with contextlib.ExitStack() as stack:
@@ -173,7 +171,7 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
         first = run.seed or 0
         runs = [run.replace(seed=(first + i) % 2**32) for i in range(order["seeds"])]
         return _advance(
-            [_seed(definition, own, order["episodes"], stack) for own in runs], run.max_steps, connection
+            [_seed(definition, each, order["episodes"], stack) for each in runs], run.max_steps, connection
         )
 
 
@@ -190,7 +188,7 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
     if run.weights:
         session.weights.load(session.driver)
     training = session.training(run, LoggerGroup())
-    training.sinks = _sinks(run, training)
+    training.sinks = _loggers(run, training)
     stack.callback(training.sinks.close)
     if episodes is None:
         return _Seed(training, None)
@@ -198,7 +196,7 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
     return _Seed(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
 
 
-def _sinks(run: RunConfig, training: TrainingLoop) -> Any:
+def _loggers(run: RunConfig, training: TrainingLoop) -> Any:
     from operant.tracking import History, LoggerGroup
     from operant.training.loggers import console
 
@@ -209,21 +207,21 @@ def _sinks(run: RunConfig, training: TrainingLoop) -> Any:
 def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:
     """Train from report to report, until the end or until the trial is pruned."""
     assert steps is not None
-    going, value, values = list(seeds), None, []
+    active, value, values = list(seeds), None, []
     points = report_steps(0, steps)
     for step, following in zip(points, [*points[1:], math.inf], strict=True):
-        for seed in tuple(going):
+        for seed in tuple(active):
             seed.training.run = seed.training.run.replace(max_steps=step)
             reason = seed.training.loop().reason
             if reason == "interrupted":
                 return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
             if reason != "max_steps":
-                going.remove(seed)
-        if going and min(seed.training.step for seed in going) >= following:
+                active.remove(seed)
+        if active and min(seed.training.step for seed in active) >= following:
             continue  # a block went beyond the next report: this score is to be compared there
         values = [seed.value() for seed in seeds]
         value = _mean(values)
-        if not going:
+        if not active:
             break
         if value is None:
             continue
@@ -232,7 +230,7 @@ def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) 
             return _ended(seeds, value, values, "pruned")
     if value is None:
         step = max(seed.training.step for seed in seeds)
-        text = f"No episode ended within {step} steps, so there is no reward. Raise --trial-steps."
+        text = f"No episode ended within {step} steps, so there is no return. Raise --trial-steps."
         return {"kind": "failed", "text": text, "traceback": ""}
     return _ended(seeds, value, values, "ended")
 
@@ -244,7 +242,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def report_steps(begin: int, end: int) -> list[int]:
-    """Return the steps at which a trial reports its mean reward: equal parts, up to the end, each once.
+    """Return the steps at which a trial reports its mean return: equal parts, up to the end, each once.
 
     >>> report_steps(0, 50000)[:3]
     [2500, 5000, 7500]

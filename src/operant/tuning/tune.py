@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from operant.envs.catalog import is_own
 from operant.errors import quoted
+from operant.tracking import study_plots
 from operant.training import signals
 from operant.tuning import study as studies
 from operant.tuning.plan import StudyPlan, TuneConfig, plan
@@ -96,7 +97,7 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
         f"in the study {name}" + (f", {waiting} of them waiting to be tried first" if waiting else "")
     ]
     if best is not None:
-        lines.append(f"Best: trial {best.number}, mean reward {best.value:.2f}{shown(best.params)}")
+        lines.append(f"Best: trial {best.number}, mean return {best.value:.2f}{shown(best.params)}")
         agent = f"{best.agent} " if is_own(best.agent) else ""
         env = f" --env {quoted(best.run['env'])}" if is_own(best.run["env"]) else ""
         lines.append(f"Train with its settings: operant train {agent}--from-study {study}{where}{env}")
@@ -119,17 +120,16 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
     import optuna
     from optuna.distributions import FloatDistribution
 
-    from operant.tracking import trials
-
+    trials = study.get_trials(deepcopy=False)
     points = [
-        trials.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
-        for t in study.get_trials(deepcopy=False)
+        study_plots.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
+        for t in trials
         if t.state.is_finished()
     ]
     complete = [p for p in points if p.state == "complete"]
     files = []
     if complete:
-        files.append(trials.history(points, folder / "history.png", study.study_name))
+        files.append(study_plots.history(points, folder / "history.png", study.study_name))
     varied = {name for p in complete for name in p.params}
     varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
     if len(complete) >= 2 and varied:
@@ -139,15 +139,15 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
-            place = folder / "importances.png"
-            files.append(trials.importances(shares, len(complete), place, study.study_name))
+            path = folder / "importances.png"
+            files.append(study_plots.importances(shares, len(complete), path, study.study_name))
         scales = {
             name
-            for t in study.get_trials(deepcopy=False)
+            for t in trials
             for name, distribution in t.distributions.items()
             if isinstance(distribution, FloatDistribution) and distribution.log
         }
         every = {name for p in complete for name in p.params}
         if any(every <= p.params.keys() for p in complete):
-            files.append(trials.parallel(complete, scales, folder / "parallel.png", study.study_name))
+            files.append(study_plots.parallel(complete, scales, folder / "parallel.png", study.study_name))
     return files

@@ -1,5 +1,9 @@
 """Pictures of a study: how its trials went, which parameters mattered, and all trials as lines over their
 parameters.
+
+`optuna.visualization.matplotlib` draws the same three, but leaves out pruned and failed trials, slants the
+best so far between trials, prints the scales of parallel coordinates over one another, needs pyplot and its
+global state, and warns that it is experimental.
 """
 
 from __future__ import annotations
@@ -10,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.tracking.looks import COLORS, GRID, INK, PALE, figure, finish, save
+from operant.tracking.plot_style import COLORS, GRID, INK, PALE, figure, label_axes, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_KINDS = {  # state: name in the legend, colour, marker
+_STATES = {  # state: name in the legend, colour, marker
     "complete": ("complete", COLORS[0], "o"),
     "pruned": ("pruned", COLORS[4], "v"),
 }
@@ -30,7 +34,7 @@ class Trial(NamedTuple):
     state: str
     """``complete``, ``pruned`` or ``fail``."""
     value: float | None
-    """Mean reward; of a pruned trial the last one known."""
+    """Mean return; of a pruned trial the last one known."""
     params: dict[str, Any]
 
 
@@ -46,7 +50,7 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
 
     drawing = figure()
     ax = drawing.add_subplot()
-    for state, (label, color, marker) in _KINDS.items():
+    for state, (label, color, marker) in _STATES.items():
         points = [(t.number, t.value) for t in trials if t.state == state and t.value is not None]
         if points:
             x, y = zip(*points, strict=True)
@@ -60,7 +64,7 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
     if failed:
         bottom = ax.get_xaxis_transform()
         ax.plot(failed, [0.015] * len(failed), "x", color=PALE, ms=6, transform=bottom, label="failed")
-    finish(ax, title, "trial", "mean reward", legend="best")
+    label_axes(ax, title, "trial", "mean return", legend="best")
     ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     return save(drawing, out)
 
@@ -93,7 +97,7 @@ def importances(shares: Mapping[str, float], complete: int, out: str | Path, tit
         f"PED-ANOVA: the best {best} of {complete} complete trials against "
         f"all{'' if best >= ENOUGH else ', too few to say much'}"
     )
-    finish(ax, title, "importance", "", legend="best", note=note, numbers="x")
+    label_axes(ax, title, "importance", "", legend="best", note=note, numbers="x")
     ax.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     ax.set_xlim(0, max(values, default=1.0) * 1.12 or 1.0)
     ax.grid(False, axis="y")
@@ -114,13 +118,13 @@ def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | P
     from matplotlib.collections import LineCollection
 
     names = sorted({name for t in trials for name in t.params})
-    shown = sorted(
+    drawn = sorted(
         (t for t in trials if t.value is not None and set(names) <= set(t.params)),
         key=lambda t: (t.value, t.number),
     )
-    values = np.array([t.value for t in shown], float)
-    scales = [_Scale(name, [t.params[name] for t in shown], name in logarithmic) for name in names]
-    heights = np.array([[scale.height(t.params[scale.name]) for scale in scales] for t in shown])
+    values = np.array([t.value for t in drawn], float)
+    scales = [_Scale(name, [t.params[name] for t in drawn], name in logarithmic) for name in names]
+    heights = np.array([[scale.height(t.params[scale.name]) for scale in scales] for t in drawn])
     heights = np.column_stack([heights, _unit(values)])
     drawing = figure(width=max(7.2, 1.5 * (len(names) + 1)))
     ax = drawing.add_subplot()
@@ -133,7 +137,7 @@ def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | P
     _axis(
         ax, len(names), [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")] if high > low else [(0.5, f"{low:.4g}")]
     )
-    ax.set_xticks(range(len(names) + 1), [*(name.replace("_", " ") for name in names), "mean reward"])
+    ax.set_xticks(range(len(names) + 1), [*(name.replace("_", " ") for name in names), "mean return"])
     ax.set_xlim(-0.25, len(names) + 0.45)
     ax.set_ylim(-0.05, 1.05)
     ax.set_yticks([])
@@ -142,7 +146,7 @@ def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | P
     ax.tick_params(colors=INK, labelsize=10, length=0, pad=8)
     ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12)
     bar = drawing.colorbar(collection, ax=ax, fraction=0.04, pad=0.02)
-    bar.set_label("mean reward", color=INK)
+    bar.set_label("mean return", color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=9, length=0)
     return save(drawing, out)

@@ -1,7 +1,4 @@
-"""Plots of histories, drawn without pyplot: no global state, no display needed.
-
-matplotlib is imported when something is drawn.
-"""
+"""Plots of histories: one line each, or curves over seeds."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ import numpy as np
 from operant.errors import SpecError, suggest, value_error
 from operant.tracking.bootstrap import Statistic, band
 from operant.tracking.history import COLUMNS, OPTIONAL, read_history
-from operant.tracking.looks import INK, figure, finish, look, save
+from operant.tracking.plot_style import INK, figure, label_axes, line_style, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TimeUnit = Literal["hour", "minute", "second"]
-History = str | Path | Mapping[str, np.ndarray]
+HistorySource = str | Path | Mapping[str, np.ndarray]
 """Path of a history, or its columns."""
 
 SECONDS = {"hour": 3600, "minute": 60, "second": 1}
@@ -68,15 +65,15 @@ def plot_history(
         x = _abscissa(history, benchmark, time_unit)
         y = np.where(np.isfinite(history[plot]), history[plot], np.nan)
         every = slice(None, None, history_interval)
-        color, dashes = look(i)
+        color, dashes = line_style(i)
         ax.plot(x[every], y[every], label=agent, color=color, linestyle=dashes, linewidth=1.8)
     title = f"{agents[0]} - {env}" if len(agents) == 1 else env
-    finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
+    label_axes(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
     return ax
 
 
 def learning_curve(
-    runs: Mapping[str, Sequence[History]],
+    runs: Mapping[str, Sequence[HistorySource]],
     out: str | Path | None = None,
     title: str = "",
     *,
@@ -123,7 +120,7 @@ def learning_curve(
     for i, (label, histories) in enumerate(runs.items()):
         x, curves = _curves(label, histories, plot, benchmark, time_unit, points)
         center, low, high = band(curves, statistic, level)
-        color, style = (colors[label], "-") if colors else look(i)
+        color, style = (colors[label], "-") if colors else line_style(i)
         style = dashes[label] if dashes else style
         seeds = curves.shape[-1]
         several = seeds > 1
@@ -138,7 +135,7 @@ def learning_curve(
     many = any(len(histories) > 1 for histories in runs.values())
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     note = f"{name} over seeds with {100 * level:g}% bootstrap interval" if many else ""
-    finish(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="best", note=note)
+    label_axes(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="best", note=note)
     if out is not None:
         save(ax.figure, out)
     return ax
@@ -179,7 +176,7 @@ def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tupl
 
 
 def _curves(
-    label: str, histories: Sequence[History], plot: str, benchmark: str, time_unit: str, points: int
+    label: str, histories: Sequence[HistorySource], plot: str, benchmark: str, time_unit: str, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return abscissa `[points]` and the curve of each run `[points, seeds]` over the range that all
     cover.

@@ -1,8 +1,6 @@
-"""How operant's pictures look: colours, axes, files.
+"""The style of all pictures: colours, axes, files.
 
-Drawn without pyplot: no global state, no display needed.
-
-matplotlib is imported when something is drawn.
+Drawn without pyplot: no global state, no display needed. matplotlib is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ be seen."""
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def look(index: int) -> tuple[str, Any]:
+def line_style(index: int) -> tuple[str, Any]:
     """Return colour and dashes of the line of that number; no two of the first 28 are alike."""
     return COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
 
@@ -42,15 +40,15 @@ def figure(width: float = 7.2, height: float = 4.4) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
-    FigureCanvasAgg(made)
-    return made
+    drawing = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
+    FigureCanvasAgg(drawing)
+    return drawing
 
 
-def finish(
+def label_axes(
     ax: Axes, title: str, x_label: str, y_label: str, legend: str, note: str = "", numbers: str = "xy"
 ) -> None:
-    """Give the axes their labels and looks.
+    """Give the axes their labels and style.
 
     Args:
         ax: the axes.
@@ -122,7 +120,6 @@ def save(figure: Any, out: str | Path) -> Path:
     import matplotlib
 
     out = check_format(out)
-
     out.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix, {})
     with matplotlib.rc_context({"svg.hashsalt": "operant", "svg.fonttype": "none"}):
