@@ -40,7 +40,7 @@ from operant.memory.ring import (
     take,
 )
 from operant.ops import returns
-from operant.ops.spread import spread
+from operant.ops.sharding import spread
 from operant.types import Array, Arrays, Key, Rollout, Transition, Tree
 
 __all__ = ["Replay", "RowSpec"]

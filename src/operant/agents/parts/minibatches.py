@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from operant.agents.base.updates import STEP_COUNTS
 from operant.errors import value_error
 from operant.ops import prng
-from operant.ops.spread import spread
+from operant.ops.sharding import spread
 from operant.types import Array, Key, Metrics, Tree
 
 L = TypeVar("L")
