@@ -3,8 +3,8 @@
 Axes, in their order:
 
 ====  ==========================================================
-T     rows of time in a block (one row per vector step)
-N     actors (parallel environments), the columns of a block
+T     rows of time in a rollout (one row per vector step)
+N     actors (parallel environments), the columns of a rollout
 B     samples in a batch
 L     rows of a replayed sequence
 ====  ==========================================================

@@ -370,7 +370,7 @@ def test_a_deterministic_objective_equals_a_plain_loop_over_rows(own):
     for _ in range(4):  # so that targets are other networks, and the batch begins within an episode
         block, world = agent.collect(train, world)
         before, train, metrics = train, *agent.absorb(train, block)
-    held = algorithm.memory.block(algorithm.memory.add(before.memory, block))
+    held = algorithm.memory.rollout(algorithm.memory.add(before.memory, block))
     held = held._replace(carry=jax.tree.map(lambda x: x[0], held.extras["carry"]))
     box = algorithm.spaces.actions.components["action"]
     held = held._replace(action={"action": jnp.clip(held.action["action"], box.min_value, box.max_value)})

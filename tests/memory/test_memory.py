@@ -279,17 +279,17 @@ def test_rows_whose_frames_have_left_get_no_priority():
     assert Cursor(*state.cursor).held[0] == 16 < replay.length
 
 
-def test_the_longest_block_of_stacks():
+def test_the_longest_rollout_of_stacks():
     """All of its rows may be firsts of episodes, whose frames must fit."""
     replay = STACKED[0]
-    longest = replay.stacks.longest_block
+    longest = replay.stacks.longest_rollout
     assert longest == 9  # of 3 frames each, and those of one more row, in 32
     plain = PlainMemory([Stream(0, 0, longest=1)], replay.length, 3, replay.stacks.length)
     state = replay.init(example(stacked=True))
     for _ in range(4):
         state = compiled(replay)[0](state, plain.block(longest, [0], stacked=True))
         check_samples(replay, state, plain, jax.random.key(0), 2, stacked=True)
-    with pytest.raises(SpecError, match="block must be of at most 9 rows. Received: block=10"):
+    with pytest.raises(SpecError, match="rollout must be of at most 9 rows. Received: rollout=10"):
         replay.add(state, plain.block(longest + 1, [0], stacked=True))
 
 
@@ -604,9 +604,9 @@ def test_blocks_that_do_not_fit():
     replay = Replay(18, 3)
     state = replay.init(example())
     plain = PlainMemory([Stream(c, c) for c in range(3)], 6)
-    with pytest.raises(SpecError, match=r"block must be of at most 6 rows. Received: block=7. Raise"):
+    with pytest.raises(SpecError, match=r"rollout must be of at most 6 rows. Received: rollout=7. Raise"):
         replay.add(state, plain.block(7, [0, 1, 2]))
-    with pytest.raises(SpecError, match="block must be of 3 actors"):
+    with pytest.raises(SpecError, match="rollout must be of 3 actors"):
         replay.add(state, plain.block(2, [0, 1]))
     block = plain.block(2, [0, 1, 2])
     with pytest.raises(SpecError, match=r"action.a is \(\(\), 'int32'\).*Received: \(\(\), 'float32'\)"):

@@ -47,7 +47,7 @@ def test_it_holds_the_newest_rows_in_order_and_what_follows_them(count):
     for first in range(0, 6 * count, count):
         state = add(state, rows(first, count, 3))
         known = min(first + count, 5)
-        held = memory.block(state)
+        held = memory.rollout(state)
         assert not np.asarray(held.valid)[: 5 - known].any()
         last = jax.tree.map(lambda x, k=known: x[5 - k :], held)
         assert_holds(last, rows(first + count - known, known, 3))
@@ -62,7 +62,7 @@ def test_actors_out_of_step_keep_their_own_rows():
 
     for first, actor in ((0, 0), (2, 0), (0, 1), (4, 0)):
         state = memory.add(state, column(first, actor), jnp.array([actor]))
-    held = memory.block(state)
+    held = memory.rollout(state)
     assert np.asarray(held.reward)[:, 0].tolist() == [20, 30, 40, 50]
     assert np.asarray(held.reward)[2:, 1].tolist() == [1, 11]
     assert np.asarray(held.observation["state"])[:, 1, 0].tolist()[2:] == [1, 11, 21]
@@ -95,7 +95,7 @@ def test_age_is_how_many_rows_came_since():
 
 def test_a_block_that_is_too_long_is_refused():
     memory = Recent(2, 1)
-    with pytest.raises(SpecError, match=r"block must be of at most 2 rows\. Received: block=3\. Raise"):
+    with pytest.raises(SpecError, match=r"rollout must be of at most 2 rows\. Received: rollout=3\. Raise"):
         memory.add(memory.init(EXAMPLE), rows(0, 3, 1))
     with pytest.raises(SpecError, match=r"length must be at least 1"):
         Recent(0)

@@ -11,7 +11,7 @@ import pytest
 from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.phases import leaves
+from operant.nn.training_mode import leaves
 from operant.spec.spaces import Leaf
 
 VECTOR = {"state": Leaf("float", (3,))}

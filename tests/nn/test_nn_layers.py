@@ -7,7 +7,7 @@ import pytest
 from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.structure import LAYERS
+from operant.nn.layer_lists import LAYERS
 from operant.spec.spaces import Leaf
 
 

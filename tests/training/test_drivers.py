@@ -597,7 +597,7 @@ def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
             held = np.array([row["reward"] for row in rows], np.float32)
             size = min(len(held), memory.length)
             if isinstance(memory, Recent):
-                newest = np.asarray(memory.block(state).reward)[-size:, i]
+                newest = np.asarray(memory.rollout(state).reward)[-size:, i]
             else:
                 place = (np.arange(len(held)) % memory.length)[-size:]
                 newest = np.asarray(state.rows["reward"]).reshape(agent.n, memory.length)[i][place]

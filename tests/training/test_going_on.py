@@ -300,7 +300,7 @@ def test_episodes_from_elsewhere_are_shared_out_among_actors():
     agent.experience(states=rows, actions=np.arange(64) % 3, terminal=terminal, reward=np.ones(64))
     assert agent.update() >= 1
     assert not same(weights(agent), kept)
-    held = memory.block(agent.engine.train.memory).valid
+    held = memory.rollout(agent.engine.train.memory).valid
     assert held.sum(axis=0).min() >= 8  # one of the episodes that each actor got
 
 
@@ -316,13 +316,13 @@ def test_one_long_episode_in_small_memories_is_told_with_the_remedy():
         agent.experience(states=rows, actions=np.zeros(40, int), terminal=terminal, reward=np.ones(40))
     assert agent.update() >= 1
     memory = agent.learner.algorithm.memory
-    assert memory.block(agent.engine.train.memory).valid.sum() == 24  # of the last two columns
+    assert memory.rollout(agent.engine.train.memory).valid.sum() == 24  # of the last two columns
     large = create({**CRITIC, "capacity": 256}, parallel_interactions=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         large.experience(states=rows, actions=np.zeros(40, int), terminal=terminal, reward=np.ones(40))
     assert large.update() >= 1
-    assert large.learner.algorithm.memory.block(large.engine.train.memory).valid.sum() == 40
+    assert large.learner.algorithm.memory.rollout(large.engine.train.memory).valid.sum() == 40
 
 
 @pytest.mark.parametrize(

@@ -211,10 +211,10 @@ def _waited_for(folder: Path) -> int:
     return hold(folder, wait=True)
 
 
-def _let_go(folder: tuple[int, int]) -> None:
+def _let_go(own: tuple[int, int]) -> None:
     """Stop holding a folder, once no other thread of this process writes there."""
-    with _OWN[folder]:
-        del _OWN[folder]
+    with _OWN[own]:
+        del _OWN[own]
 
 
 @contextlib.contextmanager
@@ -237,18 +237,18 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         return
     whole = folder.resolve()  # it may be reached by a link
     status = whole.stat()
-    identity = status.st_dev, status.st_ino
-    while wait and (turn := _OWN.get(identity)) is not None:
+    own = status.st_dev, status.st_ino
+    while wait and (turn := _OWN.get(own)) is not None:
         with turn:
-            if _OWN.get(identity) is turn:  # else it was released meanwhile
+            if _OWN.get(own) is turn:  # else it was released meanwhile
                 yield
                 return
     with contextlib.ExitStack() as stack:
         try:
             stack.callback(os.close, _waited_for(whole) if wait else hold(whole))
             if not wait:
-                _OWN[identity] = threading.Lock()
-                stack.callback(_let_go, identity)
+                _OWN[own] = threading.Lock()
+                stack.callback(_let_go, own)
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise

@@ -466,8 +466,6 @@ def _read_leaves(path: Path, manifest: dict[str, Any], wanted: Container[str]) -
 
 
 def _rebuild(path: Path, entries: dict[str, Any], leaves: dict[str, Any], like: Tree) -> Tree:
-    if like is not None:
-        _fit(path, entries, like)
     built = {name: _leaf(path, name, entry, leaves.pop(name)) for name, entry in entries.items()}
     if like is None:
         return built

@@ -38,7 +38,7 @@ class Stacks:
         return self.rows + self.rows // 64 + 4 * self.depth if self.sizes else 0
 
     @property
-    def longest_block(self) -> int:
+    def longest_rollout(self) -> int:
         """Rows that may be written at once: even if each is the first of an episode, their frames must
         fit.
         """

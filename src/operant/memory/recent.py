@@ -3,7 +3,7 @@ from.
 
 Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a
 replay memory it also holds the observation that followed the newest row, so that nothing has to wait for the
-next block.
+next rollout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecentState(NamedTuple):
     arrived: UInt32[Array, "L+1 N"]
     """Number of each row in the order in which rows of all actors came, modulo 2^32.
 
-    Rows that only fill up a block get no new number.
+    Rows that only fill up a rollout get no new number.
     """
     total: UInt32[Array, ""]
     """Number of the newest row."""
@@ -80,20 +80,22 @@ class Recent:
             total=jnp.zeros((), jnp.uint32),
         )
 
-    def add(self, state: RecentState, block: Rollout, columns: Int[Array, " n"] | None = None) -> RecentState:
-        """Append the `T` rows of a block and the observation after them.
+    def add(
+        self, state: RecentState, rollout: Rollout, columns: Int[Array, " n"] | None = None
+    ) -> RecentState:
+        """Append the `T` rows of a rollout and the observation after them.
 
         Args:
             state: the memory.
-            block: leaves `[T, n, ...]`, of at most L rows.
-            columns: the `n` distinct columns that the block's actors write; None for all in order.
+            rollout: leaves `[T, n, ...]`, of at most L rows.
+            columns: the `n` distinct columns that the rollout's actors write; None for all in order.
 
         Raises:
-            SpecError: the block is longer than the memory.
+            SpecError: the rollout is longer than the memory.
         """
-        T, n = block.reward.shape
+        T, n = rollout.reward.shape
         if self.length < T:
-            raise value_error("block", f"of at most {self.length} rows", T, "Raise the memory's capacity.")
+            raise value_error("rollout", f"of at most {self.length} rows", T, "Raise the memory's capacity.")
         where = (
             jnp.arange(self.columns, dtype=jnp.int32) if columns is None else jnp.asarray(columns, jnp.int32)
         )
@@ -102,9 +104,9 @@ class Recent:
         rows = slots_of_observations[:-1]
 
         # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a
-        # block.
+        # rollout.
         before = state.valid[(start - 1) % slots, where[None]]
-        came = block.valid | jnp.concatenate([before, block.valid[:-1]])
+        came = rollout.valid | jnp.concatenate([before, rollout.valid[:-1]])
         arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)
 
         def put(ring: Array, new: Array) -> Array:
@@ -115,20 +117,20 @@ class Recent:
 
         return RecentState(
             next=state.next.at[where].set(slots_of_observations[-1]),
-            observation=jax.tree.map(watch, state.observation, block.observation),
-            action=jax.tree.map(put, state.action, block.action),
-            reward=put(state.reward, block.reward),
-            terminated=put(state.terminated, block.terminated),
-            truncated=put(state.truncated, block.truncated),
+            observation=jax.tree.map(watch, state.observation, rollout.observation),
+            action=jax.tree.map(put, state.action, rollout.action),
+            reward=put(state.reward, rollout.reward),
+            terminated=put(state.terminated, rollout.terminated),
+            truncated=put(state.truncated, rollout.truncated),
             # The slot that now holds only an observation held the oldest row, which is gone.
-            valid=put(state.valid, block.valid).at[slots_of_observations[-1], where].set(False),
-            extras=jax.tree.map(put, state.extras, block.extras),
+            valid=put(state.valid, rollout.valid).at[slots_of_observations[-1], where].set(False),
+            extras=jax.tree.map(put, state.extras, rollout.extras),
             arrived=put(state.arrived, arrived),
             total=arrived[-1, -1],
         )
 
-    def block(self, state: RecentState) -> Rollout:
-        """Return the rows as a block `[L, N]`, oldest first; `valid` is False where there are none yet."""
+    def rollout(self, state: RecentState) -> Rollout:
+        """Return the rows as a rollout `[L, N]`, oldest first; `valid` is False where there are none yet."""
         slots, column = self._order(state), jnp.arange(self.columns, dtype=jnp.int32)[None]
         rows = slots[:-1]
 
@@ -147,7 +149,7 @@ class Recent:
         )
 
     def age(self, state: RecentState) -> UInt32[Array, "L N"]:
-        """Return how many rows, of all actors, have come after each row of `block`; the newest has 0."""
+        """Return how many rows, of all actors, have come after each row of `rollout`; the newest has 0."""
         column = jnp.arange(self.columns, dtype=jnp.int32)[None]
         return state.total - state.arrived[self._order(state)[:-1], column]
 

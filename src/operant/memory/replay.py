@@ -40,7 +40,7 @@ from operant.memory.ring import (
     take,
 )
 from operant.ops import returns
-from operant.ops.spread import spread
+from operant.ops.sharding import spread
 from operant.types import Array, Arrays, Key, Rollout, Transition, Tree
 
 __all__ = ["Replay", "RowSpec"]
@@ -168,46 +168,48 @@ class Replay:
         """
         return Cursor(*state.cursor).held.max() > length
 
-    def add(self, state: ReplayState, block: Rollout, columns: Int[Array, " n"] | None = None) -> ReplayState:
-        """Append the `T` rows of a block; row `T` of its observation comes with the next block.
+    def add(
+        self, state: ReplayState, rollout: Rollout, columns: Int[Array, " n"] | None = None
+    ) -> ReplayState:
+        """Append the `T` rows of a rollout; row `T` of its observation comes with the next rollout.
 
         Args:
             state: the memory. Donate it to the compiled call, otherwise all of it is copied.
-            block: leaves `[T, n, ...]`.
-            columns: the `n` distinct columns that the block's actors write; None for all in order.
+            rollout: leaves `[T, n, ...]`.
+            columns: the `n` distinct columns that the rollout's actors write; None for all in order.
 
         Raises:
-            SpecError: the block does not fit the memory.
+            SpecError: the rollout does not fit the memory.
         """
-        T, n = block.reward.shape
-        self._check(state, block, self.columns if columns is None else len(columns))
+        T, n = rollout.reward.shape
+        self._check(state, rollout, self.columns if columns is None else len(columns))
         where = jnp.arange(n, dtype=jnp.int32) if columns is None else jnp.asarray(columns, jnp.int32)
         column = where[None]
         old = Cursor(*(state.cursor if columns is None else state.cursor[:, where])[:, None])
         row = (old.next + jnp.arange(T, dtype=jnp.int32)[:, None]) % self.length
         index = column * self.length + row
 
-        valid = block.valid.astype(jnp.int32)
+        valid = rollout.valid.astype(jnp.int32)
         count = jnp.cumsum(valid, axis=0)
         rank = (old.rank + count - valid) % (2 * self.length)
-        observation, stacked = self.stacks.split({name: x[:-1] for name, x in block.observation.items()})
+        observation, stacked = self.stacks.split({name: x[:-1] for name, x in rollout.observation.items()})
         stored = {
             "observation": observation,
-            "action": block.action,
-            "reward": block.reward,
-            "extras": block.extras,
-            "mark": mark(rank, block.valid, block.terminated, block.truncated),
+            "action": rollout.action,
+            "reward": rollout.reward,
+            "extras": rollout.extras,
+            "mark": mark(rank, rollout.valid, rollout.terminated, rollout.truncated),
         }
         frames, written = state.frames, jnp.zeros_like(column)
         if self.frames:
-            first = jnp.concatenate([old.open == 0, ~block.valid[:-1]])
+            first = jnp.concatenate([old.open == 0, ~rollout.valid[:-1]])
             number = self.stacks.numbers(old.frame, first)
             stored["frame"] = number % self.stacks.length
             frames = self.stacks.write(frames, stacked, column, number, first)
             written = number[-1:] + 1 - old.frame
         rows = jax.tree.map(lambda ring, x: ring.at[index].set(x), state.rows, stored)
 
-        slot = jnp.where(block.valid, column * self.length + rank % self.length, len(state.order))
+        slot = jnp.where(rollout.valid, column * self.length + rank % self.length, len(state.order))
         new = Cursor(
             next=(old.next + T) % self.length,
             held=jnp.minimum(old.held + T, self.length),
@@ -367,16 +369,16 @@ class Replay:
             carry=jax.tree.map(lambda x: x[0], extras["carry"]) if has_carry else (),
         )
 
-    def _check(self, state: ReplayState, block: Rollout, n: int) -> None:
-        """Raise unless the block is of `n` actors, not too long, and has the components that `init` was
+    def _check(self, state: ReplayState, rollout: Rollout, n: int) -> None:
+        """Raise unless the rollout is of `n` actors, not too long, and has the components that `init` was
         given.
         """
-        T = block.reward.shape[0]
-        if block.reward.shape[1] != n:
-            raise value_error("block", f"of {n} actors, one per column", block.reward.shape[1])
-        if self.stacks.longest_block < T:
-            limit = f"of at most {self.stacks.longest_block} rows"
-            raise value_error("block", limit, T, "Raise the memory's capacity.")
+        T = rollout.reward.shape[0]
+        if rollout.reward.shape[1] != n:
+            raise value_error("rollout", f"of {n} actors, one per column", rollout.reward.shape[1])
+        if self.stacks.longest_rollout < T:
+            limit = f"of at most {self.stacks.longest_rollout} rows"
+            raise value_error("rollout", limit, T, "Raise the memory's capacity.")
 
         def shapes(tree: Tree, axes: int) -> dict[str, tuple[tuple[int, ...], str]]:
             named = jax.tree.leaves_with_path(tree)
@@ -391,11 +393,11 @@ class Replay:
         for name, k in self.stacks.sizes:
             shape, dtype = wanted[f"observation.{name}"]
             wanted[f"observation.{name}"] = ((*shape, k), dtype)
-        received = shapes({name: getattr(block, name) for name in fields}, 2)
+        received = shapes({name: getattr(rollout, name) for name in fields}, 2)
         for name in sorted(wanted.keys() | received.keys()):
             if wanted.get(name) != received.get(name):
                 raise SpecError(
-                    f"A block must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
+                    f"A rollout must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
                     f"type) there. Received: {received.get(name)}."
                 )
 

@@ -14,9 +14,9 @@ from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
+from operant.nn.layer_lists import config, from_config, takes_integers
 from operant.nn.model import Model, ModelInput
 from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, parse
-from operant.nn.structure import config, from_config, takes_integers
 from operant.nn.weights import collect
 from operant.spec.spaces import Leaf
 
@@ -52,11 +52,11 @@ def build(
     0 and 1, unless the network reads integers itself.
 
     Args:
-        network: 'auto'; a list of widths of dense layers; a list of layers (`operant.nn.structure.LAYERS`) or
-            of lists of layers; a dict with `type` 'auto', 'layered', 'preprocessed', 'keras' or 'cfg'; a
-            Keras model or a function (class) that makes one, whose outputs are then the heads' values
-            themselves, in the order of `heads`, as are those of a .cfg file; the path of a .json, .keras or
-            .cfg file.
+        network: 'auto'; a list of widths of dense layers; a list of layers (see
+            `operant.nn.layer_lists.LAYERS`) or of lists of layers; a dict with `type` 'auto', 'layered',
+            'preprocessed', 'keras' or 'cfg'; a Keras model or a function (class) that makes one, whose
+            outputs are then the heads' values themselves, in the order of `heads`, as are those of a .cfg
+            file; the path of a .json, .keras or .cfg file.
         inputs: the components that the model reads, in order; a critic's may include actions.
         heads: the outputs by name.
         towers: groups of heads. Each group gets a network of its own, of the same form; heads that no group

@@ -154,10 +154,7 @@ KINDS: dict[str, SectionKind] = {
         required=("activation",),
     ),
     "convolutional": SectionKind(
-        _convolutional,
-        {"filters": _count, **_WINDOW, **_KERNEL},
-        required=("filters", "size"),
-        ranks=(3,),
+        _convolutional, {"filters": _count, **_WINDOW, **_KERNEL}, required=("filters", "size"), ranks=(3,)
     ),
     "dense": SectionKind(_dense, {"units": _count, **_KERNEL}, ranks=(1,)),
     "dropout": SectionKind(

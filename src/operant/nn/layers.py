@@ -128,10 +128,7 @@ class Layer:
             for f in dataclasses.fields(self)
             if f.default is dataclasses.MISSING or getattr(self, f.name) != f.default
         }
-        return {
-            "type": self.type,
-            **{k: list(v) if isinstance(v, tuple) else v for k, v in changed.items()},
-        }
+        return {"type": self.type, **{k: list(v) if isinstance(v, tuple) else v for k, v in changed.items()}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

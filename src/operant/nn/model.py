@@ -18,8 +18,8 @@ from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.phases import LEARNING, averages, differs, leaves
-from operant.nn.structure import config, from_config
+from operant.nn.layer_lists import config, from_config
+from operant.nn.training_mode import LEARNING, averages, differs, leaves
 from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
 from operant.ops import prng, statistics
 from operant.spec.spaces import Leaf

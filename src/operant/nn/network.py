@@ -14,8 +14,8 @@ from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
+from operant.nn.layer_lists import LAYERS, Register, add, add_all, config, from_config, read
 from operant.nn.recurrent import Lstm
-from operant.nn.structure import LAYERS, Register, add, add_all, config, from_config, read
 from operant.spec import Registry, build, data_only, refuse_code
 
 FORMS = (

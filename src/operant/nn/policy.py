@@ -11,15 +11,7 @@ import numpy as np
 
 from operant.errors import value_error
 from operant.nn.build import Head
-from operant.ops.distributions import (
-    Bernoulli,
-    Beta,
-    Categorical,
-    NoiseKind,
-    Normal,
-    Product,
-    SquashedNormal,
-)
+from operant.ops.distributions import Bernoulli, Beta, Categorical, NoiseKind, Normal, Product, SquashedNormal
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 

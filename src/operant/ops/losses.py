@@ -123,9 +123,7 @@ def max_target(q_next: Float[Array, "*B K"], mask: Bool[Array, "*B K"] | None) -
 
 
 def double_target(
-    q_next_target: Float[Array, "*B K"],
-    q_next_online: Float[Array, "*B K"],
-    mask: Bool[Array, "*B K"] | None,
+    q_next_target: Float[Array, "*B K"], q_next_online: Float[Array, "*B K"], mask: Bool[Array, "*B K"] | None
 ) -> Float[Array, "*B"]:
     """Return the target network's value of the online network's best allowed action.
 

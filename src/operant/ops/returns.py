@@ -1,4 +1,4 @@
-"""Estimators of returns and advantages from a block of consecutive rows.
+"""Estimators of returns and advantages from a rollout of consecutive rows.
 
 All arrays are time-major, `[T, ...]`, with any trailing axes (usually the actors, `N`). Row `t` holds the
 observation s_t, the action a_t and the reward r_t that followed it; the observation that followed is s_{t+1},
@@ -98,7 +98,7 @@ def lambda_returns(
     """λ-returns: Gₜ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ Gₜ₊₁], where the last row bootstraps whatever its λ.
 
     Sutton and Barto 2018, equation 12.18, with the state values of the successors. λ = 0 gives one-step
-    targets, λ = 1 discounted sums of rewards up to the end of the episode or of the block.
+    targets, λ = 1 discounted sums of rewards up to the end of the episode or of the rollout.
 
     Args:
         r_t: rewards.
@@ -222,7 +222,7 @@ def retrace(
     """Retrace targets of the action values.
 
     Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(c̄, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation
-    5; the operator is equation 3 of Munos et al. 2016. The row after the block has no action, so row T - 1
+    5; the operator is equation 3 of Munos et al. 2016. The row after the rollout has no action, so row T - 1
     bootstraps from v(s_T) alone, and so does any row with λₜ = 0. `rho_t[0]` is not used: the ratio of a row
     weighs its correction in the rows before it.
 

@@ -134,7 +134,7 @@ def scale_rewards(
     """Divide rewards by the standard deviation of the discounted return: Engstrom et al. 2020, algorithm 1.
 
     Row by row Rₜ = γ Rₜ₋₁ + rₜ enters the moments and rₜ is divided by their standard deviation, so it does
-    not matter how the rows are cut into blocks. Rewards are not centred: that would change which policy is
+    not matter how the rows are cut into rollouts. Rewards are not centred: that would change which policy is
     best. A reward that is not finite stays as it is and affects nothing else.
 
     Args:

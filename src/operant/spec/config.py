@@ -7,8 +7,9 @@ import difflib
 import functools
 import math
 import sys
+import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from operant.errors import SpecError, as_whole, suggest, value_error
@@ -242,7 +243,13 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isnan(value):
         raise value_error(name, "a number", value)
-    value = _typed(cls, name, value)
+    hint = _hints(cls)[name]
+    kinds = {hint, *typing.get_args(hint)}
+    whole = as_whole(value) if int in kinds and float not in kinds else value  # max_steps=1e6
+    try:
+        value = _typed(whole, hint)
+    except ValueError as fault:
+        raise value_error(name, str(fault), value, f"The default is {default(cls, name)!r}.") from None
     _bounded(name, meta, value)
     # Otherwise it would only show later, as numbers that are not finite.
     if isinstance(value, float) and math.isinf(value):
@@ -256,44 +263,58 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
 
 
 @functools.cache
-def _adapter(cls: type[Config], name: str) -> tuple[Any, bool]:
-    """Return what checks the type of an option, and whether it is a whole number."""
-    import pydantic  # takes as long as all of a help page
-
-    hint = typing.get_type_hints(cls)[name]
-    kinds = {hint, *typing.get_args(hint)}
-    settings = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
-    return pydantic.TypeAdapter(hint, config=settings), int in kinds and float not in kinds
+def _hints(cls: type[Config]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 WANTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "True or False",
-    "string_type": "a string",
-    "none_required": "None",
-    "tuple_type": "a list",
-    "dataclass_exact_type": "a schedule",
-    "dict_type": "a dict",
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    dict: "a dict",
+    Schedule: "a schedule",
 }
-"""What a value of each kind must be, by pydantic's names of faults."""
+"""What a value of each type must be, in words."""
 
 
-def _typed(cls: type[Config], name: str, value: Any) -> Any:
-    """Return a value of an option's type, a whole number also of a float (`max_steps=1e6`)."""
-    import pydantic
+def _typed(value: Any, hint: Any) -> Any:
+    """Return a value of a type, whole numbers also where any number will do.
 
-    adapter, whole = _adapter(cls, name)
-    try:
-        return adapter.validate_python(as_whole(value) if whole else value)
-    except pydantic.ValidationError as error:
-        wanted: dict[str, None] = {}
-        for fault in error.errors(include_url=False):
-            kind = WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ")
-            inside = any(isinstance(part, int) for part in fault["loc"])
-            wanted[f"a list whose every entry is {kind}" if inside else kind] = None
-        remedy = f"The default is {default(cls, name)!r}."
-        raise value_error(name, " or ".join(wanted), value, remedy) from None
+    Raises:
+        ValueError: it is of another type; the text says what it must be.
+    """
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Any:
+        return value
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if kind is Literal:
+        if any(value == part and type(value) is type(part) for part in parts):
+            return value
+        *some, last = map(repr, parts)
+        raise ValueError(f"{', '.join(some)} or {last}" if some else last)
+    if kind in (typing.Union, types.UnionType):
+        return value if type(value) in parts else _typed_as_one(value, parts)
+    if kind is tuple and isinstance(value, tuple):
+        try:
+            return tuple(_typed(entry, parts[0]) for entry in value)
+        except ValueError as fault:
+            raise ValueError(f"a list whose every entry is {fault}") from None
+    if isinstance(value, kind) and (type(value) is not bool or kind is bool):
+        return value
+    raise ValueError("a list" if kind is tuple else WANTED.get(kind, f"an instance of {kind.__name__}"))
+
+
+def _typed_as_one(value: Any, kinds: Sequence[Any]) -> Any:
+    """Return a value of one of these types."""
+    wanted: dict[str, None] = {}
+    for kind in kinds:
+        try:
+            return _typed(value, kind)
+        except ValueError as fault:
+            wanted |= {} if kind is type(None) else {str(fault): None}
+    raise ValueError(" or ".join(wanted))
 
 
 def _bounded(name: str, meta: Option, value: Any) -> None:

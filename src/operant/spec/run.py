@@ -119,8 +119,7 @@ class RunConfig(Config):
         low=1,
     )
     coordinator: str | None = option(
-        None,
-        "HOST:PORT of the first of several processes that train together; auto: ask the cluster",
+        None, "HOST:PORT of the first of several processes that train together; auto: ask the cluster"
     )
     n_processes: int | None = option(None, "Number of processes that train together", low=2)
     process_id: int | None = option(None, "Index of this process among them; process 0 writes the run", low=0)

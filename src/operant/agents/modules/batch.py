@@ -131,7 +131,7 @@ class BatchPreparation:
         """Return the newest rows of a memory, flat, and which of them make the batch."""
         c = self.config
         assert isinstance(self.memory, Recent)
-        block, age, count = self.memory.block(memory), self.memory.age(memory), c.batch_size + self.late
+        block, age, count = self.memory.rollout(memory), self.memory.age(memory), c.batch_size + self.late
         if c.unit == "episodes":
             counts = newest_episodes(block, age, count)
         else:

@@ -17,7 +17,7 @@ from operant.agents.base.metric_accumulator import STEP_COUNTS, MetricAccumulato
 from operant.errors import value_error
 from operant.ops import prng
 from operant.ops.repeat import repeat
-from operant.ops.spread import spread
+from operant.ops.sharding import spread
 from operant.types import Array, Key, Metrics, Tree
 
 S = TypeVar("S", bound=Tree)

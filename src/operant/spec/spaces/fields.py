@@ -26,7 +26,7 @@ MOST_ENTRIES = 2**31
 """The most entries that a component may have."""
 
 
-def whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
     """Tell whether a value is a whole number, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
@@ -60,11 +60,11 @@ def read_dtype(value: Any, kind: str) -> str:
 
 def read_shape(value: Any) -> tuple[int, ...]:
     """Read a whole number or a sequence of them."""
-    shape = (value,) if whole(value) else value
+    shape = (value,) if is_whole(value) else value
     if not isinstance(shape, Iterable) or isinstance(shape, str | Mapping):
         raise value_error("shape", "a whole number or a list of whole numbers", value)
     shape = tuple(shape)
-    if not all(whole(n) and n >= 1 for n in shape):
+    if not all(is_whole(n) and n >= 1 for n in shape):
         raise value_error("shape", "made of whole numbers of at least 1", value)
     if math.prod(map(int, shape)) > MOST_ENTRIES:
         raise value_error("shape", f"of at most {MOST_ENTRIES} entries", value)

@@ -18,12 +18,12 @@ from operant.spec.spaces.fields import (
     NDArray,
     Type,
     bound_array,
+    is_whole,
     lists,
     read_bound,
     read_dtype,
     read_shape,
     read_type,
-    whole,
 )
 
 MOST_CHANNELS = 16
@@ -69,7 +69,7 @@ class Leaf:
         low, high = self._ends
         if np.any(low > high):
             raise value_error("min_value", f"at most max_value={self.max_value}", self.min_value)
-        if not whole(self.frames) or self.frames < 1:
+        if not is_whole(self.frames) or self.frames < 1:
             raise value_error("frames", "a whole number of at least 1", self.frames)
         write("frames", int(self.frames))
         if self.frames > 1 and (not self.shape or self.shape[-1] != self.frames):
@@ -84,7 +84,7 @@ class Leaf:
         """Check `num_values`; of the bounds, keep only `min_value`, the offset."""
         if self.type != "int":
             raise SpecError(f"num_values is for type 'int' only. Received: type={self.type!r}.")
-        if not whole(count) or count < 1:
+        if not is_whole(count) or count < 1:
             raise value_error("num_values", "a whole number of at least 1", count)
         if count - 1 > np.iinfo(self.dtype).max:
             raise value_error("num_values", f"small enough for dtype {self.dtype}", count)

@@ -115,12 +115,7 @@ class Space:
         return self.kind, self.single, tuple((name, leaf.rounded) for name, leaf in self.components.items())
 
     def check(
-        self,
-        value: Any,
-        batch_shape: tuple[int, ...] | None = (),
-        *,
-        values: bool = True,
-        clip: bool = False,
+        self, value: Any, batch_shape: tuple[int, ...] | None = (), *, values: bool = True, clip: bool = False
     ) -> Flat:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
 
@@ -341,12 +336,7 @@ class Spaces:
         return flat
 
     def _mask(
-        self,
-        action: str,
-        value: Any,
-        batch_shape: tuple[int, ...],
-        values: bool,
-        over: bool | NDArray,
+        self, action: str, value: Any, batch_shape: tuple[int, ...], values: bool, over: bool | NDArray
     ) -> NDArray:
         leaf = self.observation_components[mask_name(action)]
         if value is None:

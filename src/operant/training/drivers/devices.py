@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from operant.errors import value_error
-from operant.ops.spread import AXIS
+from operant.ops.sharding import AXIS
 from operant.types import Array, Tree
 
 T = TypeVar("T", bound=Tree)
