@@ -14,7 +14,7 @@ from operant.tracking.record import EpisodeRecord, Logger, Record
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 EVALUATION = "evaluation/reward_mean"
 
@@ -166,28 +166,20 @@ class Console(Logger):
             self._start()
 
     def _start(self) -> None:
+        from rich import progress
         from rich.console import Console as RichConsole
         from rich.live import Live
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            ProgressColumn,
-            SpinnerColumn,
-            TaskProgressColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )  # fmt: skip
 
-        columns: list[ProgressColumn] = [SpinnerColumn(), TimeElapsedColumn()]
+        columns: list[ProgressColumn] = [progress.SpinnerColumn(), progress.TimeElapsedColumn()]
         if self._max_steps:
             columns = [
-                BarColumn(bar_width=None),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                progress.BarColumn(bar_width=None),
+                progress.TaskProgressColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
             ]
         console = RichConsole(file=self._stream, force_terminal=True)
-        self._bar = Progress(*columns, console=console, expand=bool(self._max_steps))
+        self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
         self._bar.add_task("", total=self._max_steps, completed=self._step)
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._live.start()
