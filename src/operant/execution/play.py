@@ -13,6 +13,8 @@ import numpy as np
 from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.run import ENVIRONMENTS, argument_faults
+from operant.spec.spaces import Spaces
+from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,8 +274,6 @@ def _specification(newest: Checkpoint) -> Mapping[str, Any]:
 
 def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
     """Refuse an environment whose spaces do not fit a policy. Bounds may differ: the environment's hold."""
-    from operant.spec.spaces import Spaces
-
     trained = Spaces.from_spec(saved)
     for kind in ("states", "actions"):
         of_run, of_env = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
@@ -298,22 +298,21 @@ def _play_exported(config: PlayConfig, path: str) -> PlayResult:
     from operant.training.evaluate import run_episodes
 
     policy, env, seed = load_policy(path), environment(config), _root(config.seed)
-    try:
+    misfit = f"The policy {path!r} does not fit {env.name}:"
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
         for kind in ("states", "actions"):
             of_policy, of_env = getattr(policy.spaces, kind), getattr(env.spaces, kind)
             if of_policy != of_env:
                 raise SpaceError(
-                    f"The policy {path!r} does not fit {env.name}: its {kind} are {of_policy.to_spec()}, the "
-                    f"environment's {of_env.to_spec()}."
+                    f"{misfit} its {kind} are {of_policy.to_spec()}, the environment's {of_env.to_spec()}."
                 )
         if set(policy.spaces.masks) != set(env.spaces.masks):
             raise SpaceError(
-                f"The policy {path!r} does not fit {env.name}: it has masks for "
-                f"{list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
+                f"{misfit} it has masks for {list(policy.spaces.masks)}, the environment for "
+                f"{list(env.spaces.masks)}."
             )
-    except BaseException:
-        env.close()
-        raise
+        stack.pop_all()
     return _rendered(
         lambda env: run_episodes(
             policy.choose, policy.start(env.num_envs), env, config.episodes, seed, config.max_steps
@@ -353,16 +352,14 @@ def _train(learner: Learner, config: PlayConfig, newest: Checkpoint | None) -> T
 
     key, hyper = jax.random.key(config.seed), learner.hyper()
     shapes = jax.eval_shape(learner.init, key, hyper)
-    if newest is not None:
-        parts = {
-            name: newest.part("train", getattr(shapes, name), name) for name in ("state", "hyper", "counters")
-        }
-        train = TrainState(memory=(), key=key, **parts)
-    else:
+    if newest is None:
         train = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))(key)
+    else:
+        parts = ("state", "hyper", "counters")
+        arrays = {name: newest.part("train", getattr(shapes, name), name) for name in parts}
+        train = TrainState(memory=(), key=key, **arrays)
     if config.weights:
-        state = load_weights(learner.algorithm, train.state, config.weights)
-        train = train._replace(state=state)
+        train = train._replace(state=load_weights(learner.algorithm, train.state, config.weights))
     return train
 
 
@@ -387,8 +384,6 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
     limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
-        from operant.tracking.runs import read_run
-
         record = read_run(file)
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
