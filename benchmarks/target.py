@@ -1,4 +1,4 @@
-"""Seconds until a mean reward is reached, by the same command line of operant and of xagents.
+"""Seconds until a mean return is reached, by the same command line of operant and of xagents.
 
     python benchmarks/target.py --xagents .venv-predecessors/bin/xagents
 
@@ -77,7 +77,7 @@ def main() -> None:
         "operant": [sys.executable, "-m", "operant"],
         "xagents 1.0.1": [str(Path(arguments.xagents).absolute())],
     }
-    lines = ["# Seconds to a mean reward", ""]
+    lines = ["# Seconds to a mean return", ""]
     lines += [
         f"`python benchmarks/target.py --xagents .../xagents --seeds {arguments.seeds}`. Whole commands, "
         f"seeds 1 to {arguments.seeds} in turn, "

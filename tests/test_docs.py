@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pydoc
 import re
 import runpy
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, agents
-from operant.agents.table import AGENTS, config_class
+from operant import Agent, Environment, Runner
+from operant.agents.table import AGENTS, AgentEntry, config_class
 from operant.cli import main
 from operant.cli.tables import markdown
 from operant.spec import presets
@@ -52,11 +53,42 @@ def test_the_table_of_layers_is_that_of_the_code():
     )
 
 
+def test_the_table_of_speed_is_that_of_the_measurements():
+    page = runpy.run_path(str(ROOT / "benchmarks" / "speed" / "table.py"))["page"]()
+    assert (ROOT / "benchmarks" / "results" / "speed.md").read_text(encoding="utf-8") == page, (
+        "run benchmarks/speed/table.py"
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), target
+
+
+def gone(text, folder=ROOT):
+    """Yield the modules (`operant.x.y`) and source files (`x/y.py`) that a page names and that do not exist.
+
+    A file may be named from the root, from the page, or from a package.
+    """
+    for name in sorted(set(re.findall(r"\boperant(?:\.[a-zA-Z_]\w*)+", text))):
+        if "reinforce" not in name and pydoc.locate(name) is None:  # the reader writes reinforce.py
+            yield name
+    for path in sorted(set(re.findall(r"(?<![\w/.-])(?:\w+/)+\w+\.py\b", text))):
+        near = any((place / path).exists() for place in (ROOT, ROOT / "src", folder))
+        if "reinforce" not in path and not near and not any((ROOT / "src" / "operant").rglob(path)):
+            yield path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_name_modules_that_exist(page):
+    assert list(gone(page.read_text(encoding="utf-8"), page.parent)) == []
+
+
+def test_a_module_that_is_gone_is_found():
+    text = "`operant.engine`, `operant.ops.losses.squared`, `operant.PPO`, `envs/host.py`, `base/protocol.py`"
+    assert list(gone(text)) == ["operant.engine", "envs/host.py"]
 
 
 def test_the_site_builds_and_every_page_and_anchor_is_in_it():
@@ -127,7 +159,7 @@ def test_the_examples_of_the_page_of_classes_run(start, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
-    """The file of the page, put where the page says, with the line that the page says, learns."""
+    """The files of the page, put where the page says, with the line that the page says, learn."""
     import jax
 
     from operant.agents.base.agent_spec import parse_agent
@@ -136,12 +168,13 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     from operant.training.drivers.device import DeviceDriver
     from operant.training.episodes import RollingScore
 
-    source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')
-    line = code_of("docs/add-an-algorithm.md", '    "reinforce"')
-    module = types.ModuleType("operant.agents.reinforce")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
-    entry = eval("{" + line + "}", {"Entry": agents.Entry})
+    page = "docs/add-an-algorithm.md"
+    files = {"agents.options.reinforce_options": '"""Options of', "agents.reinforce": '"""REINFORCE'}
+    for name, start in files.items():
+        module = types.ModuleType(f"operant.{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(code_of(page, start), page, "exec"), module.__dict__)
+    entry = eval("{" + code_of(page, '    "reinforce"') + "}", {"AgentEntry": AgentEntry})
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
     definition = parse_agent("reinforce", lr=5e-3, n_steps=64)
     assert parse_agent(definition.to_dict()) == definition

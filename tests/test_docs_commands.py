@@ -73,7 +73,7 @@ def begun(monkeypatch, tmp_path):
     for name in (
         "tuning.tune.tune",
         "execution.play.play",
-        "training.reproduce.replay",
+        "training.reproduce.reproduce",
         "tracking.figures.plot",
     ):
         monkeypatch.setattr(f"operant.{name}", begins(done))

@@ -279,6 +279,32 @@ def unsafe_faults(file: str, source: str) -> Iterator[str]:
                 yield at(file, node, f"{name} can run code that came with data")
 
 
+def patch_faults(file: str, source: str) -> Iterator[str]:
+    """Find assignments to attributes of another library's modules, and of what stands in them."""
+    tree = ast.parse(source)
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
+            base = node.module if isinstance(node, ast.ImportFrom) else None
+            names = [(a.asname or a.name.split(".")[0], (base or a.name).split(".")[0]) for a in node.names]
+            modules |= {name for name, library in names if library not in ("operant", "sys")}
+        elif isinstance(node, ast.Assign) and "import_module(" in ast.unparse(node.value):
+            modules |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    for node in ast.walk(tree):
+        place = None
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            place = node
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            place = node.args[0]
+        if place is None:
+            continue
+        root = place
+        while isinstance(root, ast.Attribute | ast.Call | ast.Subscript):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if isinstance(root, ast.Name) and root.id in modules:
+            yield at(file, node, f"changes {ast.unparse(place)}, which belongs to another library")
+
+
 def field_faults(file: str, source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         name = None
@@ -334,7 +360,16 @@ def undefined_faults(file: str, source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("file", MODULES)
 @pytest.mark.parametrize(
-    "rule", [unsafe_faults, field_faults, nesting_faults, leftover_faults, width_faults, undefined_faults]
+    "rule",
+    [
+        unsafe_faults,
+        patch_faults,
+        field_faults,
+        nesting_faults,
+        leftover_faults,
+        width_faults,
+        undefined_faults,
+    ],
 )
 def test_source_follows(rule, file):
     assert_none(rule(file, MODULES[file]))
@@ -362,6 +397,10 @@ def test_nothing_is_left_over_and_lines_fit(file):
         (unsafe_faults, "np.load(f, allow_pickle=True)", "allow_pickle= can run code"),
         (unsafe_faults, "np.load(f, allow_pickle=flag)", "allow_pickle= can run code"),
         (unsafe_faults, "keras.saving.load_model(f, safe_mode=False)", "safe_mode= can run code"),
+        (patch_faults, "import keras\nkeras.src.backend.nn.conv = f", "changes keras.src.backend.nn.conv"),
+        (patch_faults, "nn = importlib.import_module('x').nn\nnn.conv = f", "changes nn.conv"),
+        (patch_faults, "from a import keras\nkeras().layers.Dense.call = f", "changes keras().layers.Dense"),
+        (patch_faults, "import jax\nsetattr(jax.numpy, 'dot', f)", "changes jax.numpy"),
         (field_faults, "class A:\n    done: bool", "a.py:2: 'done': say terminated and truncated"),
         (field_faults, "def f(x, *, rng): pass", "'rng': say key"),
         (field_faults, "rng, other = split(x)", "'rng': say key"),
@@ -381,6 +420,10 @@ def test_source_control(rule, source, fault):
     ("rule", "source"),
     [
         (unsafe_faults, "model.eval(); jax.eval_shape(f); np.load(f, allow_pickle=False); import json"),
+        (
+            patch_faults,
+            "import a\nself.x = a.b\nlayer.name = 'x'\ndel self.x\na[0] = 1\nsetattr(self, 'a', 1)",
+        ),
         (field_faults, "if future.done(): terminated = state.done"),
         (nesting_faults, "class A:\n def f(self):\n  def g(): pass\n  return lambda: g"),
         (

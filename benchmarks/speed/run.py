@@ -1,5 +1,5 @@
-"""Measure operant and its peers side by side, in alternating rounds, and write benchmarks/results/NAME.md and
-.json.
+"""Measure operant and its peers side by side, in alternating rounds, and write benchmarks/results/NAME.json,
+with the table of all (`table.py`) beside it.
 
     python benchmarks/speed/run.py --workloads ppo-cartpole-8 --peers-python .venv-peers/bin/python
 
@@ -18,15 +18,14 @@ import datetime
 import json
 import os
 import platform
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import table
 from peers import PEERS, Runner
 from workloads import WORKLOADS, Workload
 
-RESULTS = Path(__file__).parents[1] / "results"
 TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # for others, and for learning from images: 500
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]
@@ -44,17 +43,17 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--peers-python", help="interpreter that has stable-baselines3 and sbx-rl")
     parser.add_argument("--rejax-python", help="interpreter that has rejax")
     parser.add_argument("--predecessors-python", help="interpreter that has xagents and tensorforce")
-    parser.add_argument("--output", default="speed", help="name of the files in benchmarks/results")
+    parser.add_argument("--output", default="speed", help="name of the file in benchmarks/results: speed...")
     return parser.parse_args()
 
 
 def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
-    given = {
+    paths = {
         "peers": arguments.peers_python,
         "rejax": arguments.rejax_python,
         "predecessors": arguments.predecessors_python,
     }
-    return {name: path for name, path in given.items() if path}
+    return {name: path for name, path in paths.items() if path}
 
 
 def trial_steps(workload: Workload) -> int:
@@ -112,30 +111,9 @@ def processor() -> str:
     )
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Return one workload's table: medians, ranges, and how many times as fast operant is, paired by
-    round."""
-    lines = [
-        "| | steps/s (median) | lowest | highest | compile and warm-up, s | operant is faster by |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    speeds = {name: [one["steps_per_second"] for one in rounds] for name, rounds in runs.items()}
-    for name, speed in speeds.items():
-        ratio = ""
-        if name != "operant" and "operant" in speeds:
-            pairs = zip(speeds["operant"], speed, strict=True)
-            ratio = f"{statistics.median(ours / theirs for ours, theirs in pairs):.2f}x"
-        compiling = statistics.median(one["compile_seconds"] for one in runs[name])
-        lines.append(
-            f"| {name} | {statistics.median(speed):,.0f} | {min(speed):,.0f} | {max(speed):,.0f} "
-            f"| {compiling:.1f} | {ratio} |"
-        )
-    return lines
-
-
 def write(results: Rounds, arguments: argparse.Namespace) -> Path:
-    """Write what was found so far, as a table to read and as data."""
-    machine = {
+    """Write what was measured so far."""
+    data = {
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -143,26 +121,11 @@ def write(results: Rounds, arguments: argparse.Namespace) -> Path:
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,
         "command": " ".join(["python benchmarks/speed/run.py", *shown(sys.argv[1:])]),
+        "results": results,
     }
-    versions: dict[str, dict[str, str]] = {}
-    for runs in results.values():
-        versions |= {name: rounds[-1]["versions"] for name, rounds in runs.items() if rounds}
-    loads = [one["load"] for runs in results.values() for rounds in runs.values() for one in rounds]
-    lines = ["# Speed: environment steps per second", ""]
-    lines += [f"- {key}: {f'`{value}`' if key == 'command' else value}" for key, value in machine.items()]
-    lines += [f"- load of the machine before each measurement: {min(loads):.1f} to {max(loads):.1f}"]
-    for workload, runs in results.items():
-        lines += ["", f"## {workload}", "", f"`{WORKLOADS[workload]}`", "", *table(runs)]
-    lines += ["", "## Versions", ""]
-    lines += [
-        f"- {name}: {', '.join(f'{k} {v}' for k, v in packages.items())}"
-        for name, packages in versions.items()
-    ]
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{arguments.output}.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    data = {**machine, "results": results}
-    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    table.RESULTS.mkdir(exist_ok=True)
+    path = table.RESULTS / f"{arguments.output}.json"
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -182,6 +145,7 @@ def main() -> int:
         if found:
             results[workload] = found
             print(write(results, arguments))
+            table.write()
     return 1 if failures else 0
 
 

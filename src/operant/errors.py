@@ -10,9 +10,7 @@ import difflib
 import functools
 import inspect
 import numbers
-import os
 import shlex
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -86,7 +84,7 @@ _REPLAY = {
     "exploration_fraction": "epsilon_decay_steps",
 }
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    **{name: (own,) for name, own in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
+    **{name: (ours,) for name, ours in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
     "batch_size": ("buffer_batch_size",),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
     "eval_freq": ("eval_frequency",),
@@ -133,27 +131,27 @@ def naming_misspelt(function: _Function) -> _Function:
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters)
     places = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    own = {each.name for each in places} - {"self"}
+    arguments = {each.name for each in places} - {"self"}
     needed = {each.name: place for place, each in enumerate(places) if each.default is each.empty}
     makes = function.__name__ == "__init__"
     name_of_function = function.__name__ if "self" in needed else function.__qualname__
 
     @functools.wraps(function)
-    def checked(*given: Any, **named: Any) -> Any:
-        unknown = [name for name in named if name not in own]
-        label = type(given[0]).__name__ if makes else name_of_function
+    def checked(*values: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in arguments]
+        label = type(values[0]).__name__ if makes else name_of_function
         if unknown and not passes_on:
-            raise UsageError(f"{label} takes no argument {unknown[0]!r}.{suggest(unknown[0], own)}")
-        missing = [name for name, place in needed.items() if place >= len(given) and name not in named]
+            raise UsageError(f"{label} takes no argument {unknown[0]!r}.{suggest(unknown[0], arguments)}")
+        missing = [name for name, place in needed.items() if place >= len(values) and name not in named]
         if missing:
             received = f" Received: {', '.join(unknown)}." if unknown else ""
             raise UsageError(f"{label} needs the argument {missing[0]!r}.{received}")
         try:
-            return function(*given, **named)
+            return function(*values, **named)
         except (SpecError, UsageError) as error:
             for name in () if "Did you mean" in str(error) else unknown:
                 # What is passed on may be right: no option's name is this similar to an argument's.
-                if close := suggest(name, own, listed=False, alike=0.8):
+                if close := suggest(name, arguments, listed=False, alike=0.8):
                     raise type(error)(f"{error} {label} has no argument {name!r}.{close}") from None
             raise
 
@@ -240,8 +238,8 @@ def shown(path: str | Path) -> str:
 
 
 def quoted(*words: str) -> str:
-    """Return words of a command for a message, quoted for the shell of this system."""
-    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    """Return words of a command for a message, quoted for the shell."""
+    return shlex.join(words)
 
 
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:

@@ -287,7 +287,7 @@ def test_an_agent_sees_the_same_wherever_it_is_used(module, tmp_path, capsys):
     command = ["train", "ppo", "--env", "channels_first:Slides", "--run-dir", run, *words.split()]
     main(command)
     main(["play", run, "--env", "channels_first:Slides", "--episodes", "1"])
-    main(["replay", run, "--env", "channels_first:Slides"])
+    main(["reproduce", run, "--env", "channels_first:Slides"])
     agent = Agent.load(directory=run, environment=Environment.create(module.Slides))
     assert agent.spaces.states.components == {"state": IMAGE}
     agent.save(str(tmp_path / "policy"), format="stablehlo")

@@ -3,6 +3,8 @@ burn-in, and a probe of memory."""
 
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +23,12 @@ from tests.small_agents import (
 )
 
 import operant
+from operant.agents import sac
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import fold
 from operant.agents.parts import imitation, off_policy, sequences
 from operant.agents.parts.action_scaling import to_units
-from operant.agents.parts.off_policy import critic_loss
 from operant.errors import SpecError
 from operant.spec.spaces import Spaces
 from operant.types import Rollout
@@ -106,7 +108,9 @@ class Walk:
 
 
 def walk(algorithm, state, name, block, target=False):
-    variables = algorithm.target_variables(state, name) if target else getattr(state, name)
+    variables = getattr(state, name)
+    if target:
+        variables = {**variables, "params": getattr(state, f"target_{name}")}
     return Walk(algorithm, name, variables, block)
 
 
@@ -154,7 +158,8 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
         values = {t: critic.value(t, {k: x[t] for k, x in units.items()}) for t in range(BURN, BURN + LENGTH)}
         total += np.mean([(expected[t - BURN, b] - values[t][b]) ** 2 for t, b, _ in rows])
     params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
-    loss = jax.jit(lambda p: critic_loss(p, state, algorithm, batch, target)[0])(params)
+    module = importlib.import_module(f"operant.agents.{name}")
+    loss = jax.jit(lambda p: module.critic_loss(p, state, algorithm, batch, target)[0])(params)
     assert float(loss) == pytest.approx(total, rel=2e-5)
 
     # The actor: what critics say of its own actions, after what was done before
@@ -170,8 +175,9 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
             worth = online[0].value(t, {k: jnp.clip(x, -1.0, 1.0) for k, x in outputs.items()})
         each.append(price - worth)
     mean = np.mean([each[t - BURN][b] for t, b, _ in rows])
-    arguments = (state, params, batch, noise) if name == "sac" else (state, params[0], batch)
-    loss = jax.jit(lambda p: algorithm.actor_loss(p, *arguments)[0])(state.actor["params"])
+    arguments = (params, batch, noise) if name == "sac" else (params[0], batch)
+    loss = jax.jit(lambda p: module.actor_loss(p, state, algorithm, *arguments))(state.actor["params"])
+    loss = loss[0] if name == "sac" else loss
     assert float(loss) == pytest.approx(mean, rel=2e-5)
 
 
@@ -185,9 +191,9 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
         batch = algorithm.steps_of(changed)
         size = batch.reward.shape[0]
         params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
-        critic = critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
+        critic = sac.critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
         noise = algorithm.update_noise(jax.random.key(1), size)
-        actor = algorithm.actor_loss(state.actor["params"], state, params, batch, noise)[0]
+        actor = sac.actor_loss(state.actor["params"], state, algorithm, params, batch, noise)[0]
         return jnp.stack([critic, actor])
 
     noise = block.observation["noise"]

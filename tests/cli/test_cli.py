@@ -295,6 +295,7 @@ def test_presets_are_legal():
     ("arguments", "message"),
     [
         (["trian"], "Unknown command 'trian'. Did you mean 'train'?"),
+        (["replay", "run"], "replay is called reproduce: operant reproduce RUN"),
         (["train", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (["train", "ppo", "--evn", "x"], "Unknown flag '--evn' for train ppo. Did you mean '--env'?"),
         (
@@ -899,7 +900,7 @@ def test_an_agent_and_an_environment_of_the_users(own, capsys):
     again = ["--env", "my_env:Native"]
     for words in (
         ["train", "my_agent:Mine", "--resume", "run", "--max-steps", "300", "--quiet"],
-        ["replay", "my_agent:Mine", "run", "--quiet"],
+        ["reproduce", "my_agent:Mine", "run", "--quiet"],
         ["play", "my_agent:Mine", "run"],
     ):
         own()
@@ -910,9 +911,9 @@ def test_an_agent_and_an_environment_of_the_users(own, capsys):
         )
         assert main([*words, *again]) == 0
         out = capsys.readouterr().out
-        assert words[0] != "replay" or "Identical" in out
+        assert words[0] != "reproduce" or "Identical" in out
     assert "'run' brings its agent" in fails(capsys, "play", "ppo", "run")
-    assert "is 'my_agent:Mine'. Received: agent='ppo'" in fails(capsys, "replay", "operant:PPO", "run")
+    assert "is 'my_agent:Mine'. Received: agent='ppo'" in fails(capsys, "reproduce", "operant:PPO", "run")
     assert "env cannot change" in fails(capsys, "train", "--resume", "run", "--env", "my_env:Gym")
     assert "cannot be rendered" in fails(capsys, "play", "my_agent:Mine", "run", *again, "--video-dir", "v")
     assert main([*command, "--n-seeds", "2", "--run-dir", "two"]) == 0

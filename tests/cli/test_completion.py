@@ -57,7 +57,7 @@ def complete(tmp_path_factory):
         ("operant train --resume r", ["runs"]),
         ("operant tune ppo --lr 1e-4 1e-2 --trial-s", ["--trial-seeds", "--trial-steps"]),
         ("operant train ppo --trial-s", []),
-        ("operant replay ru", ["runs"]),
+        ("operant reproduce ru", ["runs"]),
         ("operant list pre", ["presets"]),
         ("operant completion f", ["fish"]),
         ("operant run --batch", ["--batch-agent-calls"]),

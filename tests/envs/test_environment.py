@@ -445,7 +445,7 @@ def test_native_ids():
     ("statement", "heavy"),
     [
         (
-            "import operant.envs.vector.worker, operant.envs.vector.async_vector, "
+            "import operant.envs.workers.worker, operant.envs.vector.async_vector, "
             "operant.envs.vector.create, operant.envs.check",
             False,
         ),

@@ -21,7 +21,7 @@ from operant.envs.vector.create import create
 from operant.errors import EnvironmentError, SpecError, UsageError
 from operant.tracking import EpisodeRecord, History, read_history
 from operant.training.episodes import RollingScore, info_means
-from operant.training.reproduce import replay
+from operant.training.reproduce import reproduce
 
 GOAL = "tests.info_envs:Goal"
 KEYS = ("is_success", "distance")
@@ -247,7 +247,7 @@ def test_a_run_reports_evaluates_and_goes_on_with_them(tmp_path, monkeypatch):
     assert len(evaluated["step"]) == 8
     assert last["evaluation/info/is_success"] == evaluated["info/is_success"][-4:].mean() == 0.5
     assert pq.read_table("run/history.parquet").column_names[-2:] == [f"info/{key}" for key in KEYS]
-    assert replay("run").identical
+    assert reproduce("run").identical
     # The window is that of the checkpoint, until it is full of new episodes.
     assert main(["train", "--resume", "run", "--max-steps", "92", "--quiet"]) == 0
     last = rows(tmp_path / "run" / "metrics.jsonl")[-1]

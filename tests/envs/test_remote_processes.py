@@ -393,33 +393,6 @@ def test_a_run_that_was_interrupted_is_followed_by_another(module, when, blockin
         assert runner.restarts == 0
 
 
-@pytest.mark.parametrize("where", ["_ask", "_read"])
-def test_a_ctrl_c_between_two_lines_loses_neither_request_nor_answer(counts, monkeypatch, where):
-    """An answer that was read and not noted, or awaited and not asked for, would cost the environment."""
-    first = ask(counts)
-    original = getattr(counts, where)
-
-    def pressed(*value):
-        if where == "_ask":
-            signal.raise_signal(signal.SIGINT)
-        found = original(*value)
-        if found is not None:
-            signal.raise_signal(signal.SIGINT)
-        return found
-
-    monkeypatch.setattr(counts, where, pressed)
-    with pytest.raises(KeyboardInterrupt):
-        counts.send_execute(0)
-        counts.receive()
-    monkeypatch.undo()
-    counts.forget()
-    began = time.monotonic()
-    again = ask(counts)
-    assert counts.restarts == 0 and time.monotonic() - began < 30
-    if where == "_read":  # nobody can tell whether it was asked: then the process is begun anew
-        assert again.states["pid"] == first.states["pid"]
-
-
 def test_what_was_interrupted_while_it_was_replaced_is_replaced_again(counts, monkeypatch):
     ask(counts)
     begin = counts._worker.start

@@ -30,7 +30,7 @@ from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
 from operant.envs.remote.service import describe
-from operant.envs.vector.spawn import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
@@ -751,7 +751,7 @@ def test_environment_create_of_a_server(caplog):
         env.close()
         with pytest.raises(UsageError, match=r"the server defines the environment"):
             Environment.create("CartPole-v1", remote="socket-client", host=HOST, port=server.ports[0])
-        with pytest.raises(SpecError, match=r"max_episode_timesteps must be left out"):
+        with pytest.raises(UsageError, match=r"Leave max_episode_timesteps out here"):
             Environment.create(
                 remote="socket-client", max_episode_timesteps=3, host=HOST, port=server.ports[0]
             )

@@ -28,7 +28,7 @@ from operant.memory import Replay
 from operant.spec import options
 from operant.tracking import read_history
 from operant.training.environments import host_vector
-from operant.training.reproduce import ReproduceConfig, replay
+from operant.training.reproduce import ReproduceConfig, reproduce
 from operant.training.train import opened
 
 CFG = operant.agents["a2c"]["model"]["ann"][0]
@@ -679,8 +679,8 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
     }
     history = read_history(folder / "history.parquet")
     assert len(history["step"]) == agent.games and history["step"][-1] <= agent.steps
-    replayed = replay(folder, ReproduceConfig.from_dict({"quiet": True}))
-    assert replayed.identical, str(replayed)
+    result = reproduce(folder, ReproduceConfig.from_dict({"quiet": True}))
+    assert result.identical, str(result)
     with pytest.raises(UsageError, match="run_dir must be a new or empty folder"):
         operant.PPO("jax:CartPole-v1", NET, run_dir=str(folder), **SMALL)
 

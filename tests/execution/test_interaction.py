@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant import Environment
-from operant.envs.connection import Answer, LocalConnection
-from operant.execution.runner.connections import VectorizedConnection
+from operant.envs.connection import Answer, LocalConnection, VectorizedConnection
 from operant.execution.runner.interaction import Interaction, RunLimits
 from operant.execution.runner.run_statistics import RunOptions, RunStatistics
 from operant.execution.runner.slots import EnvSlot, join, take

@@ -534,17 +534,25 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         ),
         (SpecError, {"environment": Walk, "num_parallel": 2.5}, "num_parallel must be a whole number"),
         (
-            UsageError,
+            SpecError,
             {"environments": [Walk, Walk], "num_parallel": 3},
-            "num_parallel=3 does not fit the 2 environments",
+            "num_parallel must be 2, as many as environments. Received: num_parallel=3. Leave it out",
         ),
-        (UsageError, {"environment": Walk(), "num_parallel": 2}, "is one object and cannot run 2 times"),
+        (
+            UsageError,
+            {"environment": Walk(), "num_parallel": 2},
+            "there is only one of it. Received: num_parallel=2",
+        ),
         (UsageError, {"environments": [Walk()] * 2}, "environments 0 and 1 are the same 'Walk'"),
         (UsageError, {"environment": Walk, "evaluation": True}, r"use run\(evaluation=True\)"),
         (SpecError, {"environment": Walk, "evaluation": 1}, "evaluation must be True or False"),
         (SpecError, {"environment": Walk, "remote": "multiprocesing"}, "Did you mean 'multiprocessing'"),
         (UsageError, {"environment": Walk, "remote": "socket-server"}, "A Runner does not serve"),
-        (UsageError, {"environment": Walk(), "remote": "multiprocessing"}, "object cannot run remotely"),
+        (
+            SpecError,
+            {"environment": Walk(), "remote": "multiprocessing"},
+            "object cannot be sent. Give its id",
+        ),
         (UsageError, {"environment": Walk, "blocking": True}, "blocking is for remote"),
         (SpecError, {"environment": Walk, "blocking": 1}, "blocking must be True or False"),
         (UsageError, {"environment": Walk, "host": "here"}, "host is for servers and clusters"),
@@ -558,12 +566,12 @@ def test_num_parallel_in_two_ways_with_one_agent(agent):
         (
             UsageError,
             {"remote": "socket-client", "host": "h", "port": 1, "environment": Walk},
-            "server decides on environment",
+            "server defines the environment. Leave environment out",
         ),
         (
             UsageError,
             {"remote": "socket-client", "host": "h", "port": 1, "environments": [Walk]},
-            "server decides on environments",
+            "Leave environments out",
         ),
         (
             UsageError,
@@ -659,9 +667,9 @@ def test_environments_that_answer_late(agent, monkeypatch):
             self.looks += 1
             return self.looks % 3 == 0
 
-    import operant.execution.runner.connections as connections
+    import operant.envs.remote as remote
 
-    monkeypatch.setattr(connections, "LocalConnection", Late)
+    monkeypatch.setattr(remote, "LocalConnection", Late)
     with Runner(agent, Walk, num_parallel=3) as runner:
         runner.run(num_episodes=9, num_sleep_secs=0, **QUIET)
         assert runner.episode_timesteps == [5] * 9

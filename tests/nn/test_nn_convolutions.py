@@ -12,7 +12,7 @@ import pytest
 
 from operant.nn import Head, build, convolutions
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.convolutions import convolve, fast_gradients
+from operant.nn.convolutions import convolve
 from operant.spec.spaces import Leaf
 
 SHAPES = [
@@ -34,14 +34,16 @@ def drawn(*shape):
 @pytest.mark.slow
 def test_values_and_gradients_are_those_of_keras(kernel, strides, image, padding):
     x, k = drawn(2, *image, 3), drawn(*kernel, 3, 5)
+    from operant.nn.keras_layers import Conv2D
 
-    def loss(x, k):
-        return jnp.sum(jnp.sin(keras().ops.conv(x, k, strides, padding, "channels_last")))
+    def loss(layer):
+        return lambda x, k: jnp.sum(jnp.sin(layer.convolution_op(x, k)))
 
     with numpy_promotion():
-        expected = jax.value_and_grad(loss, argnums=(0, 1))(x, k)
-        with fast_gradients():
-            found = jax.value_and_grad(loss, argnums=(0, 1))(x, k)
+        found, expected = (
+            jax.value_and_grad(loss(cls(5, kernel, strides, padding)), argnums=(0, 1))(x, k)
+            for cls in (Conv2D, keras().layers.Conv2D)
+        )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), found, expected)
 
 
@@ -142,8 +144,46 @@ def test_control_gradients_of_a_plain_convolution_are_of_others():
 
 
 def test_other_forms_are_left_to_keras():
-    with numpy_promotion(), fast_gradients():
-        dilated = keras().ops.conv(drawn(1, 9, 9, 2), drawn(3, 3, 2, 4), 1, "valid", "channels_last", 2)
-        grouped = keras().ops.conv(drawn(1, 9, 9, 4), drawn(3, 3, 2, 4), 1, "valid", "channels_last")
-        series = keras().ops.conv(drawn(1, 9, 2), drawn(3, 2, 4), 1, "valid", "channels_last")
-    assert (dilated.shape, grouped.shape, series.shape) == ((1, 5, 5, 4), (1, 7, 7, 4), (1, 7, 4))
+    from operant.nn.keras_layers import Conv2D
+
+    with numpy_promotion():
+        dilated = Conv2D(4, 3, dilation_rate=2)(drawn(1, 9, 9, 2))
+        grouped = Conv2D(4, 3, groups=2)(drawn(1, 9, 9, 4))
+        first = Conv2D(4, 3, data_format="channels_first").compute_output_shape((1, 2, 9, 9))
+    assert (dilated.shape, grouped.shape, first) == ((1, 5, 5, 4), (1, 7, 7, 4), (1, 4, 7, 7))
+
+
+def test_layers_of_a_given_model_convolve_in_the_fast_form():
+    k = keras()
+
+    class Residual(k.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.convolution = k.layers.Conv2D(3, 3, padding="same")
+
+        def call(self, x):
+            return x + self.convolution(x)
+
+    class Doubled(k.layers.Conv2D):
+        def convolution_op(self, inputs, kernel):
+            return 2 * super().convolution_op(inputs, kernel)
+
+    def given(last):
+        return k.Sequential([Residual(), last, k.layers.Flatten(), k.layers.Dense(1)])
+
+    def found(network):
+        leaf = Leaf("float", (8, 8, 3), None, 0, 255, "uint8")
+        model = build(network, {"state": leaf}, {"value": Head((1,))})
+        variables = jax.eval_shape(model.init, jax.random.key(0))
+        screen = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.uint8)
+
+        def loss(params, state, x):
+            return model.apply({"params": params, "state": state}, {"state": x})[0]["value"].sum()
+
+        return forms(jax.grad(loss), variables["params"], variables["state"], screen)
+
+    network = given(k.layers.Conv2D(4, 3, strides=2))
+    saved = network.layers[1].get_config()
+    assert found(network) == [FAST] * 5  # two forward, two for kernels, one for the images between
+    assert network.layers[1].get_config() == saved and type(network.layers[1]) is k.layers.Conv2D
+    assert found(given(Doubled(4, 3))).count(FAST) == 3  # its own method stays: only forward it is fast

@@ -28,7 +28,7 @@ from operant.training.environments import host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.multi_seed import replicate
 from operant.training.progress import EvaluationScores
-from operant.training.reproduce import replay
+from operant.training.reproduce import reproduce
 from operant.training.run_dir import runs_in
 from operant.training.session import ExperimentSetup
 from operant.training.train import ExperimentConfig, opened, resumed, train
@@ -175,7 +175,7 @@ def test_a_resumed_run_evaluates_as_one_in_one_part():
     for name, column in one.items():
         np.testing.assert_array_equal(column, parts[name], err_msg=name)
     assert result.outcome.evaluated.best_reward == one["mean_reward"].max()
-    assert replay("run").identical
+    assert reproduce("run").identical
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_classes_save_and_load():
         np.testing.assert_array_equal(x, learnt[1][name])
     assert other.fit(max_steps=300).step > 300 - 1
     with pytest.raises(SpecError, match="went on from a checkpoint of elsewhere, 'kept'"):
-        replay("run")
+        reproduce("run")
     acting = operant.Agent.load("kept")
     assert acting.timesteps == agent.steps and acting.act(np.zeros(4), independent=True) in (0, 1)
     with pytest.raises(CheckpointError, match="There is no checkpoint in 'nothing'"):

@@ -42,7 +42,7 @@ from operant.tracking import read_history
 from operant.training import loop as training
 from operant.training import signals
 from operant.training.drivers.device import DeviceDriver
-from operant.training.reproduce import replay
+from operant.training.reproduce import reproduce
 from operant.training.run_dir import claimed, held, new_directory
 from operant.training.session import WeightFiles
 from operant.training.train import ExperimentConfig, opened, resumed, resuming, train
@@ -991,7 +991,7 @@ def test_a_run_in_environments_of_a_program_is_not_resumed_in_others(tmp_path):
             with pytest.raises(SpecError, match="was trained in environments that its program made"):
                 resumed(path, {"max_steps": 128})
             with pytest.raises(SpecError, match="was trained in environments that its program made"):
-                replay(path)
+                reproduce(path)
 
 
 def test_a_limit_above_the_native_environments_own_is_refused():

@@ -98,7 +98,7 @@ def test_each_seed_at_once_is_its_single_run(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_seed_is_a_run_that_can_be_repeated_and_resumed(tmp_path):
     folder = replicate(plan(tmp_path / "two"), 2).results[0].directory
-    assert main(["replay", str(folder), "--quiet"]) == 0
+    assert main(["reproduce", str(folder), "--quiet"]) == 0
     outcome = train(resumed(folder, {"max_steps": 800})).outcome
     assert outcome.step >= 800
     whole = train(plan(tmp_path / "whole", max_steps=800)).outcome
@@ -124,8 +124,8 @@ def test_a_seed_goes_on_with_the_threads_that_its_sums_depend_on(tmp_path):
         trained = operant(*words.split(), *parts, "--n-steps", str(steps), "--run-dir", str(run))
         assert trained.returncode == 0, trained.stderr
         assert json.loads((run / "seed-6" / "run.json").read_text())["run"]["threads"] == threads
-        replayed = operant("replay", str(run / "seed-6"), "--quiet")
-        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        reproduced = operant("reproduce", str(run / "seed-6"), "--quiet")
+        assert reproduced.returncode == 0, reproduced.stdout + reproduced.stderr
 
 
 @pytest.mark.slow
@@ -226,7 +226,8 @@ def test_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [("play", "many"), ("play", "many", "--best"), ("replay", "many"), ("train", "--resume", "many")]
+    "words",
+    [("play", "many"), ("play", "many", "--best"), ("reproduce", "many"), ("train", "--resume", "many")],
 )
 def test_what_wants_one_run_points_at_those_within(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.tracking.runs import read
 from operant.training.loop import TrainingLoop
-from operant.training.reproduce import replay
+from operant.training.reproduce import reproduce
 from operant.training.train import finished, opened, resumed
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
@@ -162,7 +162,7 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
 
     with pytest.warns(RuntimeWarning, match="The replay memory starts empty"):
         assert Agent.load(directory="run").timesteps == header["training"]["step"]
-    assert main(["replay", "run", "--quiet"]) == 0
+    assert main(["reproduce", "run", "--quiet"]) == 0
     assert main(["train", "--resume", "run", "--max-steps", "1000"]) == 0
     assert "The replay memory begins anew" in capsys.readouterr().out
     filling, _ = leaves(tmp_path / "run")
@@ -173,7 +173,7 @@ def test_checkpoints_without_the_memory(agent, tmp_path, monkeypatch, capsys):
     assert [k for k, x in learned(before).items() if not np.array_equal(x, after[k])]
     assert header["training"]["memory"] is True and [name for name in after if ".memory" in name]
     assert Agent.load(directory="run").timesteps == header["training"]["step"]
-    assert main(["replay", "run", "--quiet"]) == 2
+    assert main(["reproduce", "run", "--quiet"]) == 2
     assert "with an empty replay memory" in capsys.readouterr().err
 
 
@@ -293,9 +293,9 @@ def test_numbers_that_updates_use_may_change_from_part_to_part(tmp_path, monkeyp
     assert header["specification"]["agent"]["lr"] == 0.1
     assert read([Path("parts")])[0].settings["lr"] == "0.01, then 0.0001, then 0.1"
     with pytest.raises(
-        SpecError, match=r"cannot be replayed: it was resumed at step \d+ with other options: lr\."
+        SpecError, match=r"cannot be reproduced: it was resumed at step \d+ with other options: lr\."
     ):
-        replay("parts")
+        reproduce("parts")
 
 
 @pytest.mark.slow
@@ -433,7 +433,7 @@ def short(tmp_path_factory):
     ("saved", "part"),
     [({"agent": 3}, "agent"), ({"agent": {"type": "random"}, "run": 3}, "run"), ({}, "agent")],
 )
-@pytest.mark.parametrize("command", [["train", "--resume"], ["play"], ["replay"], ["plot"]])
+@pytest.mark.parametrize("command", [["train", "--resume"], ["play"], ["reproduce"], ["plot"]])
 def test_a_file_that_describes_no_run_is_refused(command, saved, part, short, tmp_path, capsys):
     run = shutil.copytree(short, tmp_path / "run")
     (run / "run.json").write_text(json.dumps(saved))

@@ -439,7 +439,7 @@ def test_the_state_of_the_code_is_that_of_the_programs_folder(here, monkeypatch)
 
 @pytest.mark.parametrize("when", ["init", "reset"])
 @pytest.mark.slow
-def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkeypatch, capsys):
+def test_an_environment_may_change_it_while_a_run_is_reproduced(here, when, monkeypatch, capsys):
     given = {
         "env": "wandering:Wanders",
         "env_kwargs": {"when": when},
@@ -455,5 +455,5 @@ def test_an_environment_may_change_it_while_a_run_is_replayed(here, when, monkey
     monkeypatch.chdir(here)
     asked = []
     monkeypatch.setattr(provenance, "git_state", asked.append)
-    assert main(["replay", "r", "--env", "wandering:Wanders", "--run-dir", "again", "--quiet"]) == 0
+    assert main(["reproduce", "r", "--env", "wandering:Wanders", "--run-dir", "again", "--quiet"]) == 0
     assert asked == [here] and (here / "again" / "checkpoints").is_dir()

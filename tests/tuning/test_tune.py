@@ -831,7 +831,7 @@ def test_help_lists_every_flag_and_fits_the_terminal(agent, capsys, monkeypatch)
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"], ["replay"], ["completion"]])
+@pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"], ["reproduce"], ["completion"]])
 def test_help_of_commands_fits_the_terminal(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(command) == 0

@@ -21,12 +21,20 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.ddpg_options import DDPGConfig as Config
-from operant.agents.parts.deterministic import Deterministic
-from operant.agents.parts.off_policy import ReplayBatch, targets
+from operant.agents.parts import off_policy
+from operant.agents.parts.action_scaling import unit_heads
+from operant.agents.parts.off_policy import ContinuousActorCritic, ReplayBatch
+from operant.nn import Head
+from operant.ops import losses, optimise
+from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
-from operant.types import Array, Key, Metrics, Rollout, Tree
+from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -43,8 +51,26 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
+def critic_loss(
+    params: tuple[Tree], state: State, algorithm: DDPG, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean of Q; the state is from `learning`."""
+    (q,) = algorithm.values(state, params, batch.now, batch.action)
+    error = losses.weighted_mean(losses.squared(target - q), batch.weight)
+    return error, losses.weighted_mean(q, batch.weight)
+
+
+def actor_loss(params: Tree, state: State, algorithm: DDPG, critic: Tree, batch: ReplayBatch) -> Array:
+    """Return L_actor (Silver et al. 2014, eq. 9, written as a loss), with the critic as it is after its
+    step; the state is from `learning`.
+    """
+    units = algorithm.greedy(algorithm.outputs({**state.actor, "params": params}, batch.now))
+    (q,) = algorithm.values(state, (critic,), batch.now, units)
+    return -losses.weighted_mean(q, batch.weight)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class DDPG(Deterministic):
+class DDPG(ContinuousActorCritic):
     """DDPG for float actions with bounds."""
 
     config: Config
@@ -54,21 +80,82 @@ class DDPG(Deterministic):
         """Build actor and critic; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="ddpg", critics=("critic",))
 
+    @staticmethod
+    def heads(spaces: Spaces) -> dict[str, Head]:
+        """Return one head per action.
+
+        Its output is the action in units; a Keras model as actor must end in tanh itself.
+        """
+        return unit_heads(spaces.actions.components)
+
     def init(self, key: Key) -> State:
         """Initialise the networks; targets start as their copies."""
-        start = self.start(key)
-        return State(**start, **targets(start, State._fields))
+        variables = self.networks(key)
+        actor, critic = (variables[name]["params"] for name in ("actor", "critic"))
+        return State(
+            actor=variables["actor"],
+            critic=variables["critic"],
+            target_actor=jax.tree.map(jnp.copy, actor),
+            target_critic=jax.tree.map(jnp.copy, critic),
+            actor_optimizer=self.actor_optimizer.init(actor),
+            critic_optimizer=self.critic_optimizer.init((critic,)),
+            reward_scale=updates.reward_scale(self.config, self.actors),
+        )
+
+    def greedy(self, outputs: Arrays) -> Arrays:
+        """Return μ(s), the actor's output, in units."""
+        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
+
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
+        """Return μ(s) with noise of standard deviation `step_noise_coef`, within the bounds; in units."""
+        return off_policy.gaussian(self.greedy(outputs), noise, self.config.step_noise_coef)
+
+    def spread(self) -> Array:
+        """Return the standard deviation of the acting noise in the environment's scale, the mean over
+        action elements.
+        """
+        return off_policy.noise_scale(self.spaces, self.config.step_noise_coef)
 
     def target(self, state: State, batch: ReplayBatch) -> Array:
         """Return y `[B]`."""
-        action = self.greedy(self.outputs(self.target_variables(state, "actor"), batch.following))
-        critic = self.target_variables(state, "critic")
-        return batch.reward + batch.discount * self.value("critic", critic, batch.following, action)
+        actor = {**state.actor, "params": state.target_actor}
+        action = self.greedy(self.outputs(actor, batch.following))
+        (q,) = self.values(state, (state.target_critic,), batch.following, action)
+        return batch.reward + batch.discount * q
 
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
-        """Step the critic, then the actor, then move both targets."""
-        improved = self.improve_critics(self.learning(state, key, 0), batch, self.target(state, batch))
-        return self.move(state, improved, batch, improved.ok, key)
+        """Step the critic, then the actor, then move both targets; all or nothing."""
+        y = self.target(state, batch)
+        training = self.learning(state, key, 0)
+        (error, value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
+            (state.critic["params"],), training, self, batch, y
+        )
+        (critic,), critic_optimizer, stepped = self.step_critics(
+            training, (state.critic["params"],), state.critic_optimizer, grads, batch
+        )
+        state = state._replace(critic={**state.critic, "params": critic}, critic_optimizer=critic_optimizer)
+        training = self.learning(state, key, 1)
+
+        def follow(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
+            actor, actor_optimizer, target_actor, target_critic, _ = carry
+            ascent, grads = jax.value_and_grad(actor_loss)(actor, training, self, critic, batch)
+            actor, actor_optimizer, info = self.step_actor(training, actor, actor_optimizer, grads, batch)
+            target_actor = optimise.interpolate(target_actor, actor, self.config.tau)
+            target_critic = optimise.interpolate(target_critic, critic, self.config.tau)
+            return actor, actor_optimizer, target_actor, target_critic, {"loss/actor": ascent, **info}
+
+        start = (state.actor["params"], state.actor_optimizer, state.target_actor, state.target_critic)
+        actor, actor_optimizer, target_actor, target_critic, metrics = once_if(
+            stepped.taken, follow, (*start, off_policy.NO_STEP)
+        )
+        state = state._replace(
+            actor={**state.actor, "params": actor},
+            actor_optimizer=actor_optimizer,
+            target_actor=target_actor,
+            target_critic=target_critic,
+        )
+        metrics = off_policy.step_metrics(stepped, metrics)
+        return state, {"loss/critic": error, "value/mean": value, **metrics}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

@@ -30,10 +30,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
-from operant.agents.parts.off_policy import NO_STEP, Continuous, CriticStep, ReplayBatch, merged, targets
+from operant.agents.parts.off_policy import (
+    NO_STEP,
+    ContinuousActorCritic,
+    ReplayBatch,
+    step_metrics,
+    targets,
+)
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
@@ -60,18 +67,40 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
+def critic_loss(
+    params: tuple[Tree, Tree], state: State, algorithm: SAC, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean value of the first critic; the state is from `learning`."""
+    values = algorithm.values(state, params, batch.now, batch.action)
+    one, two = (losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values)
+    return one + two, losses.weighted_mean(values[0], batch.weight)
+
+
+def actor_loss(
+    params: Tree, state: State, algorithm: SAC, critics: tuple[Tree, Tree], batch: ReplayBatch, noise: Arrays
+) -> tuple[Array, Array]:
+    """Return L_actor, with the critics as they are after their step, and the entropy, -mean log π; the
+    state is from `learning`.
+    """
+    outputs = algorithm.outputs({**state.actor, "params": params}, batch.now)
+    action, log_prob = algorithm.draw(outputs, noise)
+    value = jnp.minimum(*algorithm.values(state, critics, batch.now, action))
+    each = algorithm.temperature(state) * log_prob - value
+    return losses.weighted_mean(each, batch.weight), -losses.weighted_mean(log_prob, batch.weight)
+
+
 def temperature_loss(log_temperature: Array, entropy: Array, target: float) -> Array:
     """Return eq. 18: α (H - H̄). A policy with less entropy than the target raises α."""
     return jnp.exp(log_temperature) * (jax.lax.stop_gradient(entropy) - target)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SAC(Continuous):
+class SAC(ContinuousActorCritic):
     """SAC for float actions with bounds."""
 
     config: Config
 
-    reported = (*Continuous.reported, "loss/temperature", "policy/entropy")
+    reported = (*ContinuousActorCritic.reported, "loss/temperature", "policy/entropy")
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> SAC:
@@ -107,13 +136,17 @@ class SAC(Continuous):
 
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
-        start = self.start(key)
+        start = self.networks(key)
         log_temperature = jnp.log(jnp.asarray(self.config.temperature, jnp.float32))
+        critics = tuple(start[name]["params"] for name in self.critics)
         return State(
             **start,
             **targets(start, State._fields),
             log_temperature=log_temperature,
+            actor_optimizer=self.actor_optimizer.init(start["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init(critics),
             temperature_optimizer=self.temperature_optimizer.init(log_temperature),
+            reward_scale=updates.reward_scale(self.config, self.actors),
         )
 
     def temperature(self, state: State) -> Array:
@@ -146,79 +179,62 @@ class SAC(Continuous):
 
     def target(self, state: State, batch: ReplayBatch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
-        following = batch.following
-        action, log_prob = self.draw(self.outputs(state.actor, following), noise)
-        values = [self.value(k, self.target_variables(state, k), following, action) for k in self.critics]
-        soft = jnp.minimum(*values) - self.temperature(state) * log_prob
-        return batch.reward + batch.discount * soft
-
-    def actor_loss(
-        self, params: Tree, state: State, critics: Tree, batch: ReplayBatch, noise: Arrays
-    ) -> tuple[Array, Array]:
-        """Return eq. 7, and with it the entropy, -mean log π; the state is from `learning`."""
-        variables = {**state.actor, "params": params}
-        action, log_prob = self.draw(self.outputs(variables, batch.now), noise)
-        values = [
-            self.value(k, {**getattr(state, k), "params": own}, batch.now, action)
-            for k, own in zip(self.critics, critics, strict=True)
-        ]
-        each = self.temperature(state) * log_prob - jnp.minimum(*values)
-        return losses.weighted_mean(each, batch.weight), -losses.weighted_mean(log_prob, batch.weight)
+        action, log_prob = self.draw(self.outputs(state.actor, batch.following), noise)
+        slow = (state.target_critic1, state.target_critic2)
+        value = jnp.minimum(*self.values(state, slow, batch.following, action))
+        return batch.reward + batch.discount * (value - self.temperature(state) * log_prob)
 
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
-        """Step both critics, the actor and the temperature, then move the targets."""
+        """Step both critics, then the actor and the temperature, and move the targets; all or nothing."""
         size = batch.reward.shape[0]
         drawn = self.update_noise(key, 2 * size)
         now, following = (jax.tree.map(lambda z, i=i: z[i * size : (i + 1) * size], drawn) for i in range(2))
-        target = self.target(state, batch, following)
-        improved = self.improve_critics(self.learning(state, key, 0), batch, target)
-        return self._follow_up(state, improved, batch, now, key)
+        target, in_training = self.target(state, batch, following), self.learning(state, key, 0)
+        critics = (state.critic1["params"], state.critic2["params"])
+        (loss, value), slope = jax.value_and_grad(critic_loss, has_aux=True)(
+            critics, in_training, self, batch, target
+        )
+        critics, of_critics, critic_step = self.step_critics(
+            in_training, critics, state.critic_optimizer, slope, batch
+        )
+        in_training, nan = self.learning(state, key, 1), jnp.float32(jnp.nan)
 
-    def _follow_up(
-        self, state: State, improved: CriticStep, batch: ReplayBatch, noise: Arrays, key: Key
-    ) -> tuple[State, Metrics]:
-        """Store the improved critics.
-
-        If they took a step, step actor and temperature and move the targets.
-        """
-
-        def once(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            params, optimizer, log_temperature, of_temperature, slow, _ = carry
-            params, optimizer, metrics, entropy = self.improve_actor(
-                params, optimizer, lambda p: self.actor_loss(p, learning, improved.params, batch, noise)
+        def rest(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
+            actor, of_actor, log_temperature, of_temperature, slow, _ = carry
+            (loss, entropy), slope = jax.value_and_grad(actor_loss, has_aux=True)(
+                actor, in_training, self, critics, batch, now
             )
-            params = self.actor.averaged(params, learning.actor, batch.now.observation)
-            metrics |= {"policy/entropy": entropy, "loss/temperature": nan}
+            actor, of_actor, info = self.step_actor(in_training, actor, of_actor, slope, batch)
+            metrics = {"loss/actor": loss, **info, "policy/entropy": entropy, "loss/temperature": nan}
             if self.config.learn_temperature:
-                gradient = jax.value_and_grad(temperature_loss)
-                loss, slope = gradient(log_temperature, entropy, self.target_entropy)
+                metrics["loss/temperature"], slope = jax.value_and_grad(temperature_loss)(
+                    log_temperature, entropy, self.target_entropy
+                )
                 log_temperature, of_temperature, _ = optimise.apply(
                     self.temperature_optimizer, log_temperature, of_temperature, slope
                 )
-                metrics["loss/temperature"] = loss
-            slow = self.follow(slow, improved.params)
-            return params, optimizer, log_temperature, of_temperature, slow, metrics
+            slow = optimise.interpolate(slow, critics, self.config.tau)
+            return actor, of_actor, log_temperature, of_temperature, slow, metrics
 
-        nan, learning = jnp.float32(jnp.nan), self.learning(state, key, 1)
-        slow = (state.target_critic1, state.target_critic2)
         none = {**NO_STEP, "policy/entropy": nan, "loss/temperature": nan}
-        learnt = (state.actor["params"], state.actor_optimizer, state.log_temperature)
-        start = (*learnt, state.temperature_optimizer, slow, none)
-        params, optimizer, log_temperature, of_temperature, slow, metrics = once_if(improved.ok, once, start)
-        one, two = improved.params
+        start = (state.actor["params"], state.actor_optimizer, state.log_temperature)
+        slow = (state.target_critic1, state.target_critic2)
+        actor, of_actor, log_temperature, of_temperature, slow, metrics = once_if(
+            critic_step.taken, rest, (*start, state.temperature_optimizer, slow, none)
+        )
         state = State(
-            actor={**state.actor, "params": params},
-            critic1={**state.critic1, "params": one},
-            critic2={**state.critic2, "params": two},
+            actor={**state.actor, "params": actor},
+            critic1={**state.critic1, "params": critics[0]},
+            critic2={**state.critic2, "params": critics[1]},
             target_critic1=slow[0],
             target_critic2=slow[1],
             log_temperature=log_temperature,
-            actor_optimizer=optimizer,
-            critic_optimizer=improved.optimizer,
+            actor_optimizer=of_actor,
+            critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
             reward_scale=state.reward_scale,
         )
-        return state, merged(improved, metrics)
+        return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

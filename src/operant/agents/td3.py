@@ -23,12 +23,25 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.td3_options import TD3Config as Config
-from operant.agents.parts.deterministic import Deterministic
-from operant.agents.parts.off_policy import ReplayBatch, targets
+from operant.agents.parts.action_scaling import unit_heads
+from operant.agents.parts.off_policy import (
+    NO_STEP,
+    ContinuousActorCritic,
+    ReplayBatch,
+    gaussian,
+    noise_scale,
+    step_metrics,
+    targets,
+)
+from operant.nn import Head
+from operant.ops import losses, optimise
+from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
 
@@ -52,8 +65,24 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
 
 
+def critic_loss(
+    params: tuple[Tree, Tree], state: State, algorithm: TD3, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean of Q₁; the state is from `learning`."""
+    q1, q2 = algorithm.values(state, params, batch.now, batch.action)
+    errors = [losses.weighted_mean(losses.squared(target - q), batch.weight) for q in (q1, q2)]
+    return errors[0] + errors[1], losses.weighted_mean(q1, batch.weight)
+
+
+def actor_loss(params: Tree, state: State, algorithm: TD3, critic1: Tree, batch: ReplayBatch) -> Array:
+    """Return L_actor, with the first critic as it is after its step; the state is from `learning`."""
+    action = algorithm.greedy(algorithm.outputs({**state.actor, "params": params}, batch.now))
+    q1 = algorithm.value("critic1", {**state.critic1, "params": critic1}, batch.now, action)
+    return -losses.weighted_mean(q1, batch.weight)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class TD3(Deterministic):
+class TD3(ContinuousActorCritic):
     """TD3 for float actions with bounds."""
 
     config: Config
@@ -63,13 +92,34 @@ class TD3(Deterministic):
         """Build an actor and two critics; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="td3", critics=("critic1", "critic2"))
 
+    @staticmethod
+    def heads(spaces: Spaces) -> dict[str, Head]:
+        """Return one head per action, its value in units; a Keras model as actor must end in tanh itself."""
+        return unit_heads(spaces.actions.components)
+
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
-        start = self.start(key)
-        return State(**start, **targets(start, State._fields), steps=jnp.zeros((), jnp.int32))
+        networks = self.networks(key)
+        critics = (networks["critic1"]["params"], networks["critic2"]["params"])
+        return State(
+            **networks,
+            **targets(networks, State._fields),
+            actor_optimizer=self.actor_optimizer.init(networks["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init(critics),
+            steps=jnp.zeros((), jnp.int32),
+            reward_scale=updates.reward_scale(self.config, self.actors),
+        )
+
+    def greedy(self, outputs: Arrays) -> Arrays:
+        """Return the actor's actions, in units."""
+        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
+
+    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
+        """Add noise of standard deviation `step_noise_coef`, and clip to the bounds."""
+        return gaussian(self.greedy(outputs), noise, self.config.step_noise_coef)
 
     def smoothed(self, units: Arrays, noise: Arrays) -> Arrays:
-        """Return target actions with clipped noise, within the bounds (eq. 14); in units."""
+        """Return target actions ã with clipped noise, within the bounds (eq. 14); in units."""
         c = self.config
         clipped = {
             k: jnp.clip(c.policy_noise_coef * z, -c.noise_clip, c.noise_clip) for k, z in noise.items()
@@ -78,20 +128,53 @@ class TD3(Deterministic):
 
     def target(self, state: State, batch: ReplayBatch, noise: Arrays) -> Array:
         """Return y `[B]` for both critics; `noise` is standard normal, `[B, *shape]` by action."""
-        following = batch.following
-        outputs = self.outputs(self.target_variables(state, "actor"), following)
+        outputs = self.outputs({**state.actor, "params": state.target_actor}, batch.following)
         action = self.smoothed(self.greedy(outputs), noise)
-        one, two = (
-            self.value(name, self.target_variables(state, name), following, action) for name in self.critics
-        )
-        return batch.reward + batch.discount * jnp.minimum(one, two)
+        q1, q2 = self.values(state, (state.target_critic1, state.target_critic2), batch.following, action)
+        return batch.reward + batch.discount * jnp.minimum(q1, q2)
 
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due, also step the actor on the first one and move the targets."""
         target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
-        improved = self.improve_critics(self.learning(state, key, 0), batch, target)
-        state = state._replace(steps=(state.steps + 1) % self.config.policy_delay)
-        return self.move(state, improved, batch, improved.ok & (state.steps == 0), key)
+        learning, critics = self.learning(state, key, 0), (state.critic1["params"], state.critic2["params"])
+        gradient = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, value), grads = gradient(critics, learning, self, batch, target)
+        critics, critic_optimizer, critic_step = self.step_critics(
+            learning, critics, state.critic_optimizer, grads, batch
+        )
+        steps = (state.steps + 1) % self.config.policy_delay
+        learning = self.learning(state, key, 1)
+
+        def delayed(carry: tuple[Tree, Tree, Tree, Metrics]) -> tuple[Tree, Tree, Tree, Metrics]:
+            actor, optimizer, slow, _ = carry
+            loss, grads = jax.value_and_grad(actor_loss)(actor, learning, self, critics[0], batch)
+            actor, optimizer, info = self.step_actor(learning, actor, optimizer, grads, batch)
+            slow = optimise.interpolate(slow, (actor, *critics), self.config.tau)
+            return actor, optimizer, slow, {"loss/actor": loss, **info}
+
+        slow = (state.target_actor, state.target_critic1, state.target_critic2)
+        actor, actor_optimizer, slow, metrics = once_if(
+            critic_step.taken & (steps == 0),
+            delayed,
+            (state.actor["params"], state.actor_optimizer, slow, NO_STEP),
+        )
+        after = State(
+            actor={**state.actor, "params": actor},
+            critic1={**state.critic1, "params": critics[0]},
+            critic2={**state.critic2, "params": critics[1]},
+            target_actor=slow[0],
+            target_critic1=slow[1],
+            target_critic2=slow[2],
+            actor_optimizer=actor_optimizer,
+            critic_optimizer=critic_optimizer,
+            steps=steps,
+            reward_scale=state.reward_scale,
+        )
+        return after, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
+
+    def spread(self) -> Array:
+        """Return the standard deviation of the acting noise in the environment's scale."""
+        return noise_scale(self.spaces, self.config.step_noise_coef)
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

@@ -23,13 +23,13 @@ def differences(first: str | Path, second: str | Path) -> list[str]:
     if all(manifests[0][part] == manifests[1][part] for part in ("leaves", "files")):
         return []  # the manifest holds the hash of every file
     names = [manifest["leaves"].keys() for manifest in manifests]
-    found = [f"{name} is in one of them only" for name in sorted(names[0] ^ names[1])]
+    lines = [f"{name} is in one of them only" for name in sorted(names[0] ^ names[1])]
     both = [Checkpoint(path) for path in (first, second)]
     for name in manifests[0]["leaves"]:
         if name in names[1]:  # one after the other, on the host: two replay memories may fit nowhere
             one, other = (np.asarray(checkpoint.stored(name)) for checkpoint in both)
-            found += [f"{name} {text}" for text in _difference(one, other)]
-    return found
+            lines += [f"{name} {text}" for text in _difference(one, other)]
+    return lines
 
 
 def leaf_count(path: str | Path) -> int:

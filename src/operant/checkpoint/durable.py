@@ -68,10 +68,10 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
     Raises:
         CheckpointError: naming the file and what is wrong.
     """
-    with _opened(path, size) as (file, found):
-        if found > limit:
-            raise CheckpointError(f"{path} has {found} bytes; at most {limit} are read.")
-        return _read_hashed(path, file, found, sha256)
+    with _opened(path, size) as (file, length):
+        if length > limit:
+            raise CheckpointError(f"{path} has {length} bytes; at most {limit} are read.")
+        return _read_hashed(path, file, length, sha256)
 
 
 def measure(path: Path, size: int) -> None:
@@ -211,10 +211,10 @@ def _waited_for(folder: Path) -> int:
     return hold(folder, wait=True)
 
 
-def _let_go(own: tuple[int, int]) -> None:
+def _let_go(folder: tuple[int, int]) -> None:
     """Stop holding a folder, once no other thread of this process writes there."""
-    with _OWN[own]:
-        del _OWN[own]
+    with _OWN[folder]:
+        del _OWN[folder]
 
 
 @contextlib.contextmanager
@@ -237,18 +237,18 @@ def locked(folder: Path, wait: bool = True) -> Iterator[None]:
         return
     whole = folder.resolve()  # it may be reached by a link
     status = whole.stat()
-    own = status.st_dev, status.st_ino
-    while wait and (turn := _OWN.get(own)) is not None:
+    identity = status.st_dev, status.st_ino
+    while wait and (turn := _OWN.get(identity)) is not None:
         with turn:
-            if _OWN.get(own) is turn:  # else it was released meanwhile
+            if _OWN.get(identity) is turn:  # else it was released meanwhile
                 yield
                 return
     with contextlib.ExitStack() as stack:
         try:
             stack.callback(os.close, _waited_for(whole) if wait else hold(whole))
             if not wait:
-                _OWN[own] = threading.Lock()
-                stack.callback(_let_go, own)
+                _OWN[identity] = threading.Lock()
+                stack.callback(_let_go, identity)
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise

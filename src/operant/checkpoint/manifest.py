@@ -46,15 +46,11 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not JSON (truncated?): {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")
-    version = manifest.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise CheckpointError(f"{file} has no valid format version. Received: version={version!r}.")
-    if version > VERSION:
-        versions = manifest.get("versions")
-        wrote = versions.get("operant") if isinstance(versions, dict) else "a later release"
+    if (version := manifest.get("version")) != VERSION:
         raise CheckpointError(
-            f"{file} is of format version {version}; this release reads up to {VERSION}. "
-            f"It was written by operant {wrote}: install that or a later one."
+            f"{file} is of format {version!r}, and only {VERSION} is read: it comes from an earlier, "
+            "unreleased "
+            "state of operant. Train again."
         )
     if manifest.get("sha256") != digest(manifest):
         raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the one that was recorded.")

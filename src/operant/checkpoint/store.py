@@ -288,8 +288,8 @@ class Checkpoint:
             if n == prefix or n.startswith((f"{prefix}[", f"{prefix}."))
         }
         _fit(self.path, entries, wanted)
-        found = _rebuild(self.path, entries, self._take(entries), wanted)[part]
-        return found[0] if field else found
+        result = _rebuild(self.path, entries, self._take(entries), wanted)[part]
+        return result[0] if field else result
 
     def leaves(self, names: Iterable[str]) -> dict[str, Any]:
         """Take the leaves of these names (paths in the tree), if it has them.
@@ -334,8 +334,8 @@ def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
 
 def latest(directory: str | Path, name: str | None = None) -> Path | None:
     """Return the path of the newest checkpoint that is whole (see `newest`), or None."""
-    found = _newest(directory, Checkpoint.read, name)
-    return None if found is None else found.path
+    newest_whole = _newest(directory, Checkpoint.read, name)
+    return None if newest_whole is None else newest_whole.path
 
 
 def latest_header(directory: str | Path) -> dict[str, Any] | None:
@@ -345,8 +345,8 @@ def latest_header(directory: str | Path) -> dict[str, Any] | None:
 
     No array is read, so it is not noticed if one was changed on the disk since.
     """
-    found = _newest(directory, Checkpoint.measure)
-    return None if found is None else found.header
+    newest_whole = _newest(directory, Checkpoint.measure)
+    return None if newest_whole is None else newest_whole.header
 
 
 def _standing(path: Path) -> Path:
@@ -359,7 +359,7 @@ def _standing(path: Path) -> Path:
 
 def _ordered(folder: Path) -> list[tuple[Path, float]]:
     """Checkpoints with their running numbers, in that order; the number is infinite if it cannot be read."""
-    found = []
+    checkpoints = []
     for path in folder.iterdir() if folder.is_dir() else ():
         stands_in = path == _standing(folder / path.name.removeprefix(_REPLACED))
         if stands_in and not path.name.startswith(durable.TEMPORARY) and (path / MANIFEST).exists():
@@ -367,8 +367,8 @@ def _ordered(folder: Path) -> list[tuple[Path, float]]:
                 order: float = read_manifest(path)["order"]
             except CheckpointError:
                 order = math.inf
-            found.append((path, order))
-    return sorted(found, key=lambda pair: (pair[1], pair[0].name))
+            checkpoints.append((path, order))
+    return sorted(checkpoints, key=lambda pair: (pair[1], pair[0].name))
 
 
 def _newest(
@@ -379,12 +379,12 @@ def _newest(
         if wanted.fullmatch(path.name) is None:
             continue
         try:
-            found = Checkpoint(path)
-            check(found)
+            candidate = Checkpoint(path)
+            check(candidate)
         except CheckpointError as error:
             warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
         else:
-            return found
+            return candidate
     return None
 
 
@@ -403,8 +403,8 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
             unsafe, naming the file and the reason; or if it does not fit `like`, naming each leaf that is
             missing, not expected, or of another shape or dtype.
     """
-    found = Checkpoint(path)
-    return found.load(like), found.header
+    saved = Checkpoint(path)
+    return saved.load(like), saved.header
 
 
 def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:

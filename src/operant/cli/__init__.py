@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "Train given an agent and environment",
     "play": "Play a game given a trained agent and environment",
     "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
-    "replay": "Repeat a run from its seed; tell whether the outcome is the same",
+    "reproduce": "Repeat a run from its seed; tell whether the outcome is the same",
     "plot": "Plot learning curves and scores of runs",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
@@ -29,7 +29,7 @@ _MODULES = {
     "train": "training",
     "play": "playing",
     "tune": "tuning",
-    "replay": "replaying",
+    "reproduce": "reproducing",
     "plot": "plotting",
     "run": "running",
     "serve": "serving",
@@ -98,6 +98,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"operant {__version__}")
         return 0
+    if command == "replay":
+        raise UsageError("replay is called reproduce: operant reproduce RUN")
     if command not in COMMANDS:
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
     module = importlib.import_module(f"operant.cli.{_MODULES[command]}")

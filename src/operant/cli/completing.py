@@ -125,11 +125,11 @@ def _tree() -> argparse.ArgumentParser:
     fill_with_agents("train", RunConfig, Extra)
     fill_with_agents("play", PlayConfig)
     fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
-    fill(made["replay"], ReproduceConfig)
+    fill(made["reproduce"], ReproduceConfig)
     fill(made["plot"], PlotConfig)
     fill(made["run"], RunnerConfig, short=SHORT)
     fill(made["serve"], ServeConfig)
-    for command, count in (("replay", None), ("plot", "+")):
+    for command, count in (("reproduce", None), ("plot", "+")):
         _completed(made[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
     made["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
     made["completion"].add_argument("shell", choices=SHELLS, help="Shell")

@@ -5,6 +5,7 @@ another machine.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from operant.envs.validated_env import ValidatedEnv
@@ -143,3 +144,29 @@ class LocalConnection:
         """Close the environment if it is the connection's own."""
         if self._own:
             self.environment.close()
+
+
+class VectorizedConnection(LocalConnection):
+    """A vectorizable environment in this process, with several episodes side by side."""
+
+    def __init__(self, environment: ValidatedEnv, num_parallel: int, own: bool = True) -> None:
+        super().__init__(environment, own)
+        self.num_actors = num_parallel
+
+    def send_reset(self, seed: int | None = None, count: int | None = None) -> None:
+        """Begin `count` episodes (default: as many as there are actors)."""
+        began = time.perf_counter()
+        parallel, states = self.environment.reset(num_parallel=count or self.num_actors, seed=seed)
+        self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
+
+
+def close_all(connections: Sequence[Connection]) -> None:
+    """Close all of them, even after one has failed to."""
+    failure: Exception | None = None
+    for connection in connections:
+        try:
+            connection.close()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

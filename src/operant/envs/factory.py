@@ -9,11 +9,11 @@ from typing import Any
 
 from operant.envs import environment as environment_module
 from operant.envs.catalog import resolve
-from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Shaping
-from operant.envs.remote.remote_env import create as create_elsewhere
+from operant.envs.remote import REMOTE, check, connect, refuse_options, start
+from operant.envs.remote.remote_env import RemoteEnv, serve
 from operant.envs.validated_env import ValidatedEnv
-from operant.errors import value_error
+from operant.errors import UsageError
 
 
 def create(
@@ -27,26 +27,35 @@ def create(
     **kwargs: Any,
 ) -> ValidatedEnv | None:
     """See `Environment.create`."""
-    elsewhere: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
-    options: dict[str, Any] = {
-        "max_episode_timesteps": max_episode_timesteps,
-        "reward_shaping": reward_shaping,
-    }
-    source: EnvSpec | None = None
-    if environment is not None or remote != "socket-client":
-        source = resolve(environment, **options, arguments=kwargs, remote=elsewhere)
-    if not any(value not in (None, False) for value in elsewhere.values()):
-        assert source is not None
+    place: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
+    if environment is None and remote == "socket-client":
+        check(**place)
+        refuse_options({"max_episode_timesteps": max_episode_timesteps})
+        (connection,) = connect(**place, **kwargs)
+        return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
+    source = resolve(
+        environment,
+        max_episode_timesteps=max_episode_timesteps,
+        reward_shaping=reward_shaping,
+        arguments=kwargs,
+        remote=place,
+    )
+    check(**place, modes=(*REMOTE, "socket-server"))
+    remote = place.pop("remote")
+    if remote is None:
         return source.create()
-    if source is not None:
-        source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
-    elif max_episode_timesteps is not None:
-        raise value_error(
-            "max_episode_timesteps",
-            "left out with remote='socket-client': the server defines it",
-            max_episode_timesteps,
-        )
-    return create_elsewhere(source, reward_shaping, kwargs, **elsewhere)
+    if remote == "socket-client":
+        refuse_options({"environment": environment})
+    source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
+    if remote == "socket-server":
+        if reward_shaping is not None:
+            raise UsageError(
+                "Rewards of served environments are shaped by the client. Give reward_shaping there."
+            )
+        serve(source, host=place["host"], port=place["port"])
+        return None
+    (connection,) = start([source], remote, **place)
+    return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
 
 
 environment_module._create = create

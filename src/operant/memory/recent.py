@@ -55,7 +55,6 @@ class Recent:
     """Actors whose streams it holds, N."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name in ("length", "columns"):
             if getattr(self, name) < 1:
                 raise value_error(name, "at least 1", getattr(self, name))
@@ -99,8 +98,8 @@ class Recent:
             jnp.arange(self.columns, dtype=jnp.int32) if columns is None else jnp.asarray(columns, jnp.int32)
         )
         start, slots = state.next[where][None], self.length + 1
-        seen = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
-        rows = seen[:-1]
+        slots_of_observations = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
+        rows = slots_of_observations[:-1]
 
         # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a
         # block.
@@ -112,17 +111,17 @@ class Recent:
             return ring.at[rows, where[None]].set(new)
 
         def watch(ring: Array, new: Array) -> Array:
-            return ring.at[seen, where[None]].set(new)
+            return ring.at[slots_of_observations, where[None]].set(new)
 
         return RecentState(
-            next=state.next.at[where].set(seen[-1]),
+            next=state.next.at[where].set(slots_of_observations[-1]),
             observation=jax.tree.map(watch, state.observation, block.observation),
             action=jax.tree.map(put, state.action, block.action),
             reward=put(state.reward, block.reward),
             terminated=put(state.terminated, block.terminated),
             truncated=put(state.truncated, block.truncated),
             # The slot that now holds only an observation held the oldest row, which is gone.
-            valid=put(state.valid, block.valid).at[seen[-1], where].set(False),
+            valid=put(state.valid, block.valid).at[slots_of_observations[-1], where].set(False),
             extras=jax.tree.map(put, state.extras, block.extras),
             arrived=put(state.arrived, arrived),
             total=arrived[-1, -1],
@@ -130,14 +129,14 @@ class Recent:
 
     def block(self, state: RecentState) -> Rollout:
         """Return the rows as a block `[L, N]`, oldest first; `valid` is False where there are none yet."""
-        seen, column = self._order(state), jnp.arange(self.columns, dtype=jnp.int32)[None]
-        rows = seen[:-1]
+        slots, column = self._order(state), jnp.arange(self.columns, dtype=jnp.int32)[None]
+        rows = slots[:-1]
 
         def take(ring: Array) -> Array:
             return ring[rows, column]
 
         return Rollout(
-            observation=jax.tree.map(lambda ring: ring[seen, column], state.observation),
+            observation=jax.tree.map(lambda ring: ring[slots, column], state.observation),
             action=jax.tree.map(take, state.action),
             reward=take(state.reward),
             terminated=take(state.terminated),

@@ -70,7 +70,6 @@ class Replay:
     name and `k`. Stored frame by frame, returned exactly."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         pairs = self.frames.items() if isinstance(self.frames, Mapping) else self.frames
         object.__setattr__(self, "frames", tuple(sorted((str(name), int(k)) for name, k in pairs)))
         if self.columns < 1:
@@ -392,13 +391,12 @@ class Replay:
         for name, k in self.stacks.sizes:
             shape, dtype = wanted[f"observation.{name}"]
             wanted[f"observation.{name}"] = ((*shape, k), dtype)
-        given = shapes({name: getattr(block, name) for name in fields}, 2)
-        for name in sorted(wanted.keys() | given.keys()):
-            if wanted.get(name) != given.get(name):
+        received = shapes({name: getattr(block, name) for name in fields}, 2)
+        for name in sorted(wanted.keys() | received.keys()):
+            if wanted.get(name) != received.get(name):
                 raise SpecError(
                     f"A block must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
-                    "type) there."
-                    f" Received: {given.get(name)}."
+                    f"type) there. Received: {received.get(name)}."
                 )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:

@@ -77,8 +77,7 @@ def draw(tree: Tree, key: Key, count: int) -> tuple[Int[Array, " count"], Float[
         index = index * WIDTH + child
     weight = tree[0].at[index].get(mode="promise_in_bounds")
     # Whatever uses the index waits for the weight, so that a later `assign` cannot overtake this read: XLA
-    # would have
-    # to copy all weights to allow that.
+    # would have to copy all weights to allow that.
     return jnp.where(weight > 0, index, 0), weight
 
 

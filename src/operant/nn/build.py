@@ -84,12 +84,12 @@ def build(
         if isinstance(parsed, Cfg):
             outputs = _from_cfg(parsed, entries, fed, heads, normalized)
         elif isinstance(parsed, KerasModel):
-            given = parsed.model
+            model = parsed.model
             if reinitialize:
-                parsed = KerasModel(from_config(config(given)))
+                parsed = KerasModel(from_config(config(model)))
             outputs = _complete(parsed.model, entries, fed, heads, normalized)
             if reinitialize:
-                copied = _untrained(given, parsed.model, scope)
+                copied = _untrained(model, parsed.model, scope)
         else:
             outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
@@ -290,8 +290,7 @@ def _from_cfg(
         listed = ", ".join(f"{n} {leaf.shape}" for n, leaf in fed.items())
         raise SpecError(
             f"{cfg.source} describes a network that reads at most one image, and any number of vectors. "
-            f"Received: {listed}. "
-            "Give a list of layers, whose retrieve reads inputs by name."
+            f"Received: {listed}. Give a list of layers, whose retrieve reads inputs by name."
         )
     vectors = [x for n, x in tensors.items() if n not in images]
     vector = None
@@ -301,9 +300,8 @@ def _from_cfg(
         if more or count is None or count > values:
             choices = "" if count is None else f" of {count} choices"
             raise SpecError(
-                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at "
-                "most as many choices. Received: "
-                f"{', '.join(fed)}{choices}."
+                f"{cfg.source} begins with an embedding of {values} values, so it reads one state of at most "
+                f"as many choices. Received: {', '.join(fed)}{choices}."
             )
         x = tensors[name]
     elif images:
@@ -348,13 +346,12 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
     if isinstance(called, Mapping) and list(called) != sorted(called):
         raise SpecError(
             f"The Keras model {model.name!r} gives its outputs by name ({', '.join(called)}), and Keras "
-            "sorts the names. Give them as a "
-            f"list, in this order: {', '.join(heads)}."
+            f"sorts the names. Give them as a list, in this order: {', '.join(heads)}."
         )
-    found = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
+    tensors = [x if x.dtype == "float32" else k.ops.cast(x, "float32") for x in k.tree.flatten(called)]
     dense = {n: head for n, head in heads.items() if head.constant is None}
     sizes = [math.prod(head.shape) for head in dense.values()]
-    shapes = [tuple(x.shape[1:]) for x in found]
+    shapes = [tuple(x.shape[1:]) for x in tensors]
     fits = all(None not in shape for shape in shapes) and sizes == [math.prod(shape) for shape in shapes]
     if not fits:
         wanted = ", ".join(f"{n} {head.shape}" for n, head in dense.items())
@@ -364,10 +361,10 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
         )
     for i, head in enumerate(dense.values()):
         if head.logits and _is_softmax(model, i):
-            found[i] = k.ops.log(k.ops.maximum(found[i], 1e-30))  # a probability may underflow to 0
+            tensors[i] = k.ops.log(k.ops.maximum(tensors[i], 1e-30))  # a probability may underflow to 0
     outputs = {
         n: x if tuple(x.shape[1:]) == head.shape else reshaped(x, head.shape)
-        for (n, head), x in zip(dense.items(), found, strict=True)
+        for (n, head), x in zip(dense.items(), tensors, strict=True)
     }
     first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
     return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}

@@ -22,9 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from operant.errors import SpecError, shown, suggest, value_error, whole
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
+from operant.nn.keras_optimizers import keras_optimizer
 from operant.nn.layers import RANKS
 from operant.spec import MODEL_FILES
 
@@ -175,8 +178,7 @@ class Cfg:
             fault = "few" if len(output_units) < len(sections) else "many"
             raise SpecError(
                 f"{self.source}: too {fault} output units. It has {len(sections)} output(s) without units: "
-                f"{listed}. "
-                f"Received: output_units={list(output_units)}."
+                f"{listed}. Received: output_units={list(output_units)}."
             )
         sizes = dict(zip([section.name for section in sections], output_units, strict=True))
         names: dict[str, int] = {}
@@ -215,9 +217,9 @@ class Cfg:
             remedy = " Put a [flatten] section before it." if kind.ranks == (1,) and len(shape) > 1 else ""
             raise SpecError(f"{place}: needs an input of shape {needed}. Received: shape {shape}.{remedy}")
         layer = kind.make(section.values if units is None else {**section.values, "units": units}, seed)
-        own = re.sub(r"_\d+$", "", layer.name)
-        count = names[own] = names.get(own, -1) + 1
-        layer.name = f"{own}_{count}" if count else own
+        base = re.sub(r"_\d+$", "", layer.name)
+        count = names[base] = names.get(base, -1) + 1
+        layer.name = f"{base}_{count}" if count else base
         try:
             x = layer(x)
         except (ValueError, TypeError) as error:
@@ -234,22 +236,21 @@ class Cfg:
         return {"type": "cfg", "text": self.text}
 
 
-def _section(name: str, given: Mapping[str, str], shared: set[str], source: str) -> Section:
+def _section(name: str, lines: Mapping[str, str], shared: set[str], source: str) -> Section:
     """Read one section; keys of `[DEFAULT]` apply to the kinds that know them."""
     place = f"{source}, section [{name}]"
     kind = name.partition("-")[0].strip().lower().rstrip("0123456789_")
     if kind in RECURRENT:
         raise SpecError(
             f"{place}: a .cfg file describes feed-forward networks. Give a network with memory as a list of "
-            "layers: "
-            f"[..., {{'type': '{kind}', 'size': 64}}]."
+            f"layers: [..., {{'type': '{kind}', 'size': 64}}]."
         )
     if kind not in KINDS:
         raise SpecError(f"{place}: unknown kind of section {kind!r}.{suggest(kind, KINDS)}")
     readers = {**KINDS[kind].keys, **ROLES}
     values: dict[str, Any] = {}
     try:
-        for key, text in given.items():
+        for key, text in lines.items():
             if key in readers:
                 values[key] = readers[key](key, text)
             elif key not in shared:
@@ -284,8 +285,6 @@ def _check_outputs(sections: Sequence[Section], source: str) -> None:
 
 def _derived(seed: int | None, index: int) -> int | None:
     """Return a seed for the layer at an index, unrelated to those of other layers and other seeds."""
-    import numpy as np
-
     return None if seed is None else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
@@ -325,8 +324,6 @@ class ModelReader:
 
     def build_model(self) -> Any:
         """Return a new Keras model, compiled if an optimizer was given."""
-        from operant.nn.keras_optimizers import keras_optimizer
-
         model = self.cfg.model(self.input_shape, self.output_units, self.seed, self.vector_size)
         if self.optimizer is not None:
             with numpy_promotion():

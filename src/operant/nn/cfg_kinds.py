@@ -87,7 +87,9 @@ def _kernel(values: Values, seed: int | None) -> Any:
 
 
 def _convolutional(values: Values, seed: int | None) -> Any:
-    return keras().layers.Conv2D(
+    from operant.nn.keras_layers import Conv2D
+
+    return Conv2D(
         values["filters"],
         values["size"],
         strides=values.get("stride", 1),

@@ -3,6 +3,7 @@
 On CPU, XLA only brings convolutions outside of loops into the form that its fast kernels take. The gradients
 of one inside a `scan`, where updates run, have another form and take a hundred times as long. Here they are
 written in the fast form (benchmarks/results/convolutions.md). A GPU has its own library for both.
+`operant.nn.keras_layers.Conv2D` is the layer that computes with them.
 
 A convolution, its gradient for the images and that for the kernel are the derivatives of one number that is
 linear in each of images x, kernel k and results y: the sum over y · convolve(x, k). So the derivatives of
@@ -11,11 +12,9 @@ each are the other two, and derivatives of any order, forward or backward, are c
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -141,8 +140,8 @@ def _primitive(name: str, compute: Callable[..., Array]) -> Primitive:
     primitive = Primitive(name)
 
     def shaped(*arguments: Any, **settings: Any) -> ShapedArray:
-        given = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments)
-        out = jax.eval_shape(functools.partial(compute, **settings), *given)
+        shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments)
+        out = jax.eval_shape(functools.partial(compute, **settings), *shapes)
         return ShapedArray(out.shape, out.dtype)
 
     primitive.def_impl(compute)
@@ -192,53 +191,3 @@ ad.defbilinear(
     lambda kernel, x, y, strides, size: FOR_IMAGES.bind(y, kernel, strides=strides, size=_size(x, 1)),
     lambda kernel, x, y, strides, size: LINEAR.bind(x, kernel, strides=strides),
 )
-
-
-@contextlib.contextmanager
-def fast_gradients() -> Iterator[None]:
-    """Have Keras's image convolutions that are traced within use `convolve` on CPU."""
-    nn, original = _keras()
-    if jax.default_backend() != "cpu":
-        yield
-        return
-    nn.conv = functools.partial(_conv, original)
-    try:
-        yield
-    finally:
-        nn.conv = original
-
-
-@functools.cache
-def _keras() -> tuple[Any, Callable[..., Any]]:
-    """Return the module where Keras's layers look for `conv`, and the function that they find."""
-    nn = importlib.import_module("keras.src.backend").nn
-    return nn, nn.conv
-
-
-def _conv(
-    original: Callable[..., Any],
-    inputs: Any,
-    kernel: Any,
-    strides: Any = 1,
-    padding: str = "valid",
-    data_format: str | None = None,
-    dilation_rate: Any = 1,
-) -> Any:
-    """Do what Keras's `conv` does."""
-    steps = (strides, strides) if isinstance(strides, int) else tuple(strides)
-    plain = (
-        inputs.ndim == 4
-        and padding in ("valid", "same")
-        and data_format in (None, "channels_last")
-        and dilation_rate in (1, (1, 1))
-        and inputs.shape[-1] == kernel.shape[-2]
-        and (padding == "same" or all(a >= b for a, b in zip(inputs.shape[1:3], kernel.shape, strict=False)))
-    )
-    if not plain:
-        return original(inputs, kernel, strides, padding, data_format, dilation_rate)
-    x, weights = jnp.asarray(inputs), jnp.asarray(kernel)
-    x = x.astype(weights.dtype)
-    if padding == "same":
-        pads = jax.lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], steps, "SAME")
-        x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
-    return convolve(x, weights, steps)

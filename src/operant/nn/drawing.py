@@ -65,14 +65,14 @@ class _Chart:
         operation, index, _ = tensor._keras_history
         key = id(operation), index
         if key not in self._nodes:
-            made = operation._inbound_nodes[index]
-            if made.is_input:
+            node = operation._inbound_nodes[index]
+            if node.is_input:
                 label = self._inputs.get(operation.name, operation.name)
                 parts = [label, f"{_shape(tensor)} {tensor.dtype}"]
                 self._nodes[key] = self._node("([", parts, "])")
             else:
-                sources = [(x, self._drawn(x)) for x in made.input_tensors]
-                parts = [operation.name, _kind(operation), _shape(made.output_tensors[0])]
+                sources = [(x, self._drawn(x)) for x in node.input_tensors]
+                parts = [operation.name, _kind(operation), _shape(node.output_tensors[0])]
                 self._nodes[key] = self._node("[", parts, "]")
                 for x, _ in sources:
                     self._edge(x, self._nodes[key])

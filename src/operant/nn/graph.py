@@ -125,12 +125,12 @@ class Graph:
         self._bounds = {id(tensors[name]): pair for name, pair in (bounds or {}).items()}
         self._names: dict[str, int] = {}
 
-    def name(self, kind: str, given: str | None = None) -> str:
+    def name(self, kind: str, wanted: str | None = None) -> str:
         """Return a name for the next layer of a kind: the given one, or the kind and a running number."""
-        if given is not None:
-            name = f"{self._prefix}.{safe_name(given)}"
+        if wanted is not None:
+            name = f"{self._prefix}.{safe_name(wanted)}"
             if name in self._names:
-                raise SpecError(f"The name {given!r} is given to two layers.")
+                raise SpecError(f"The name {wanted!r} is given to two layers.")
             self._names[name] = 1
             return name
         count = self._names.get(kind, 0)

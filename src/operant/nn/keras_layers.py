@@ -5,6 +5,7 @@ Importing this module loads Keras.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.nn.backend import keras
+from operant.nn.convolutions import convolve
 from operant.ops import statistics
 from operant.types import Array
 
@@ -40,6 +42,38 @@ class Orthogonal(_keras.initializers.Orthogonal):  # type: ignore[name-defined]
             r = jnp.linalg.cholesky(q.T @ q)
             q = jax.lax.linalg.triangular_solve(r, q, left_side=False, lower=True, transpose_a=True)
         return (self.gain * (q if rows >= columns else q.T)).reshape(shape).astype(dtype or q.dtype)
+
+
+@_keras.saving.register_keras_serializable("operant")
+class Conv2D(_keras.layers.Conv2D):  # type: ignore[name-defined]
+    """Keras's convolution over images, which on CPU is computed by `operant.nn.convolutions.convolve`."""
+
+    def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+        """Convolve; forms that `convolve` does not know are left to Keras."""
+        padded = self.padding == "same"
+        known = (
+            jax.default_backend() == "cpu"
+            and self.data_format == "channels_last"
+            and (self.groups, tuple(self.dilation_rate)) == (1, (1, 1))
+            and (padded or all(n >= k for n, k in zip(inputs.shape[1:3], self.kernel_size, strict=True)))
+        )
+        if not known:
+            return _keras.layers.Conv2D.convolution_op(self, inputs, kernel)
+        weights, strides = jnp.asarray(kernel), tuple(self.strides)
+        x = jnp.asarray(inputs).astype(weights.dtype)
+        if padded:
+            edges = jax.lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], strides, "SAME")
+            x = jnp.pad(x, ((0, 0), *edges, (0, 0)))
+        return convolve(x, weights, strides)
+
+
+def compute_fast(layer: Any) -> None:
+    """Have a layer of the user's convolve as `Conv2D` does, if it is one of Keras's, or derived from it with
+    the same `convolution_op`, which Keras documents as the method to change.
+    """
+    plain = _keras.layers.Conv2D
+    if isinstance(layer, plain) and type(layer).convolution_op is plain.convolution_op:
+        layer.convolution_op = functools.partial(Conv2D.convolution_op, layer)
 
 
 @_keras.saving.register_keras_serializable("operant")

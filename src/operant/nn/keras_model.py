@@ -40,23 +40,25 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
             _expect_file(filepath)
             super().load_weights(filepath, **kwargs)
             return LoadStatus()
-        found, _ = checkpoint.load(filepath)
-        own = {f"model/{name}": variable for name, variable in named_variables(self)}
-        values = {path.split("'")[-2]: np.asarray(x) for path, x in found.items()}
+        leaves, _ = checkpoint.load(filepath)
+        variables = {f"model/{name}": variable for name, variable in named_variables(self)}
+        values = {path.split("'")[-2]: np.asarray(x) for path, x in leaves.items()}
         # A learned standard deviation is kept beside the network: it belongs to the algorithm, which alone
-        # knows its
-        # use.
-        beside = {x for x in values.keys() - own.keys() if x.startswith("head.") and x.endswith("/constant")}
+        # knows its use.
+        beside = {
+            x for x in values.keys() - variables.keys() if x.startswith("head.") and x.endswith("/constant")
+        }
         values = {name: x for name, x in values.items() if name not in beside}
-        wanted = {name: tuple(variable.shape) for name, variable in own.items()}
+        wanted = {name: tuple(variable.shape) for name, variable in variables.items()}
         shapes = {name: x.shape for name, x in values.items()}
-        if shapes != wanted and any(name.startswith("normalizer.") for name in values.keys() - own.keys()):
+        if shapes != wanted and any(
+            name.startswith("normalizer.") for name in values.keys() - variables.keys()
+        ):
             raise CheckpointError(
                 f"The weights {str(filepath)!r} come with the observations' means and deviations "
-                "(normalize_observations), for "
-                "which this model has no place: it would see other numbers than in training. Give them to "
-                "the algorithm's class: "
-                f"normalize_observations=True, weights=[{str(filepath)!r}]."
+                "(normalize_observations), for which this model has no place: it would see other numbers "
+                "than in training. Give them to the algorithm's class: normalize_observations=True, "
+                f"weights=[{str(filepath)!r}]."
             )
         if shapes != wanted:
             raise CheckpointError(
@@ -65,7 +67,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
                 "Train with the same .cfg file: --model, or the class of the algorithm with this model."
             )
         with numpy_promotion():
-            for name, variable in own.items():
+            for name, variable in variables.items():
                 variable.assign(values[name])
         return LoadStatus()
 
@@ -76,9 +78,8 @@ def _expect_file(path: str | Path) -> None:
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):
         raise CheckpointError(
-            "The weights must be what a run's checkpoints are (a folder with manifest.json), or a file "
-            "that ends with "
-            f"{', '.join(FILES)}. Received: {str(path)!r}."
+            "The weights must be what a run's checkpoints are (a folder with manifest.json), or a file that "
+            f"ends with {', '.join(FILES)}. Received: {str(path)!r}."
         )
 
 

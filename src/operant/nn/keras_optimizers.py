@@ -95,24 +95,23 @@ def options_of(optimizer: Any) -> dict[str, Any]:
         extra["decay"] = decay
     if config.get("amsgrad"):
         name = "amsgrad"
-    found = {"optimizer": {"type": name, **extra} if extra else name, "lr": lr}
-    found |= {option: float(config[argument]) for argument, option in numbers.items()}
+    options = {"optimizer": {"type": name, **extra} if extra else name, "lr": lr}
+    options |= {option: float(config[argument]) for argument, option in numbers.items()}
     if config.get("global_clipnorm"):
-        found["grad_norm"] = float(config["global_clipnorm"])
-    return found
+        options["grad_norm"] = float(config["global_clipnorm"])
+    return options
 
 
-def _learning_rate(given: Any) -> tuple[float, dict[str, Any] | None]:
+def _learning_rate(value: Any) -> tuple[float, dict[str, Any] | None]:
     """Return the first learning rate and, if it changes, the schedule of its factors over gradient steps."""
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         # Keras keeps it as float32; the shortest decimal that means the same is what the user wrote.
-        return float(str(np.float32(given))), None
-    kind, c = given.get("class_name"), given.get("config", {})
-    if given.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
+        return float(str(np.float32(value))), None
+    kind, c = value.get("class_name"), value.get("config", {})
+    if value.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
         raise SpecError(
             f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. "
-            "Give a number, or "
-            "lr='linear:START:END:STEPS' beside the optimizer."
+            "Give a number, or lr='linear:START:END:STEPS' beside the optimizer."
         )
     for flag in ("staircase", "cycle"):
         if c.get(flag):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
+from collections.abc import Callable
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -17,31 +19,9 @@ from operant.errors import SpecError, suggest, value_error, whole
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, activation, orthogonal, reshaped
 
-Pair = int | tuple[int, ...]
 RANKS = {1: "[features]", 2: "[length, channels]", 3: "[height, width, channels]"}
 FLOAT = {"dtype": "float32"}
 """Passed to every layer, since the user's keras.json may say otherwise."""
-
-
-def typed(name: str, value: Any, annotation: str) -> Any:
-    """Check an argument that is a number, a flag or a string, and return it, counts as `int`.
-
-    Others are left to their layers.
-    """
-    kind = annotation.removesuffix(" | None")
-    if value is None and kind != annotation:
-        return None
-    if kind == "int":
-        return whole(name, value)
-    if kind == "Pair":
-        return pair(name, value)
-    if kind == "float" and (isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value)):
-        raise value_error(name, "a number", value)
-    if kind == "bool" and not isinstance(value, bool):
-        raise value_error(name, "True or False", value)
-    if kind == "str" and not isinstance(value, str):
-        raise value_error(name, "a string", value)
-    return value
 
 
 def pair(name: str, value: Any) -> Any:
@@ -51,13 +31,65 @@ def pair(name: str, value: Any) -> Any:
     return whole(name, value)
 
 
-def choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Check that an argument is one of the known strings."""
+def choice(name: str, value: Any, known: tuple[str, ...]) -> str:
+    """Return an argument that is one of the known strings."""
     if value not in known:
         raise SpecError(
             f"{name} must be one of {', '.join(map(repr, known))}. Received: {name}={value!r}."
             f"{suggest(value, known, listed=False)}"
         )
+    return str(value)
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise value_error(name, "a number", value)
+    return value
+
+
+def _rate(name: str, value: Any) -> Any:
+    if not 0.0 <= _number(name, value) < 1.0:
+        raise value_error(name, "at least 0 and below 1", value)
+    return value
+
+
+def _nonlinearity(name: str, value: Any) -> Any:
+    if value is not None:
+        activation(_text(name, value))
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise value_error(name, "a string", value)
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise value_error(name, "True or False", value)
+    return value
+
+
+Pair = Annotated[int | tuple[int, ...], pair]
+Rate = Annotated[float, _rate]
+Nonlinearity = Annotated[str | None, _nonlinearity]
+READERS: dict[Any, Callable[[str, Any], Any]] = {int: whole, float: _number, bool: _flag, str: _text}
+"""What checks an argument of a plain type and returns it, counts as `int`; other types name their reader as
+`Annotated`."""
+
+
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """Check an argument by its type, and return it; types without a reader are left to their layers."""
+    if typing.get_origin(hint) is Annotated:
+        return hint.__metadata__[0](name, value)
+    if typing.get_origin(hint) is Literal:
+        return choice(name, value, typing.get_args(hint))
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    optional = type(None) in typing.get_args(hint)
+    if len(kinds) > 1 or kinds[0] not in READERS or (optional and value is None):
+        return value
+    return READERS[kinds[0]](name, value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,20 +105,20 @@ class Layer:
     """Whether it takes choices as integers; other layers get them one-hot."""
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        hints = typing.get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
-            value = typed(field.name, getattr(self, field.name), str(field.type))
+            value = typed(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
-        self.check()
-
-    def check(self) -> None:
-        """Raise `SpecError` for a wrong argument.
-
-        The types of numbers, flags and strings have been checked already.
-        """
+        self._check()
 
     def __call__(self, graph: Graph, x: Any) -> Any:
         """Add the layer to the graph and return its output."""
+        return self._add(graph, x)
+
+    def _check(self) -> None:
+        """Raise `SpecError` for arguments that do not fit; each by itself has been checked by its type."""
+
+    def _add(self, graph: Graph, x: Any) -> Any:
         raise TypeError(f"{type(self).__name__} is abstract.")
 
     def to_spec(self) -> dict[str, Any]:
@@ -109,27 +141,19 @@ class KernelLayer(Layer):
     size: int
     """Number of outputs (channels, for convolutions)."""
     bias: bool = True
-    activation: str | None = None
-    dropout: float = 0.0
+    activation: Nonlinearity = None
+    dropout: Rate = 0.0
     """Share of outputs that gradient steps set to zero."""
     initialization_scale: float = 1.0
     """Factor on the initial kernel."""
     vars_trainable: bool = True
 
-    def check(self) -> None:
-        """Check the arguments."""
-        activation(self.activation)
-        if not 0.0 <= self.dropout < 1.0:
-            raise value_error("dropout", "at least 0 and below 1", self.dropout)
-
-    def make(self, name: str, **arguments: Any) -> Any:
-        """Return the Keras layer."""
+    def _make(self, name: str, **arguments: Any) -> Any:
         raise TypeError(f"{type(self).__name__} is abstract.")
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add layer and dropout."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         name = graph.name(self.type, self.name)
-        x = self.make(
+        x = self._make(
             name,
             use_bias=self.bias,
             activation=activation(self.activation),
@@ -151,10 +175,9 @@ class Dense(KernelLayer):
 
     type = "dense"
     ranks: ClassVar[tuple[int, ...]] = (1,)
-    activation: str | None = "tanh"
+    activation: Nonlinearity = "tanh"
 
-    def make(self, name: str, **arguments: Any) -> Any:
-        """Return the Keras layer."""
+    def _make(self, name: str, **arguments: Any) -> Any:
         return keras().layers.Dense(self.size, name=name, **arguments)
 
 
@@ -164,28 +187,25 @@ class Linear(Dense):
 
     type = "linear"
     ranks = (1, 2, 3)
-    activation: str | None = None
+    activation: Nonlinearity = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Convolution(KernelLayer):
     """What convolutions have in common."""
 
-    activation: str | None = "relu"
+    activation: Nonlinearity = "relu"
     window: Pair = 3
     stride: Pair = 1
     padding: Literal["same", "valid"] = "same"
     dilation: Pair = 1
     layer: ClassVar[str]
 
-    def check(self) -> None:
-        """Check the arguments."""
-        super().check()
-        choice("padding", self.padding, ("same", "valid"))
+    def _make(self, name: str, **arguments: Any) -> Any:
+        from operant.nn.keras_layers import Conv2D
 
-    def make(self, name: str, **arguments: Any) -> Any:
-        """Return the Keras layer."""
-        return getattr(keras().layers, self.layer)(
+        make = Conv2D if self.layer == "Conv2D" else getattr(keras().layers, self.layer)
+        return make(
             self.size,
             self.window,
             strides=self.stride,
@@ -234,14 +254,9 @@ class Embedding(Layer):
     size: int
     num_embeddings: int | None = None
     """Number of vectors; None: the choice's number of values (2 for bools)."""
-    activation: str | None = "tanh"
+    activation: Nonlinearity = "tanh"
 
-    def check(self) -> None:
-        """Check the arguments."""
-        activation(self.activation)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         k = keras()
         count = graph.num_values(x)
         if count is None and ("float" in x.dtype or self.num_embeddings is None):
@@ -262,8 +277,7 @@ class Flatten(Layer):
 
     type = "flatten"
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         return graph.vector(x)
 
 
@@ -274,12 +288,10 @@ class Reshape(Layer):
     type = "reshape"
     shape: Pair
 
-    def check(self) -> None:
-        """Turn a single number into a tuple."""
+    def _check(self) -> None:
         object.__setattr__(self, "shape", self.shape if isinstance(self.shape, tuple) else (self.shape,))
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         assert isinstance(self.shape, tuple)
         return reshaped(x, self.shape)
 
@@ -291,12 +303,7 @@ class Pooling(Layer):
     type = "pooling"
     reduction: Literal["concat", "max", "mean", "product", "sum"]
 
-    def check(self) -> None:
-        """Check the arguments."""
-        choice("reduction", self.reduction, ("concat", "max", "mean", "product", "sum"))
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the reduction."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         axes = tuple(range(1, len(x.shape) - 1))
         if self.reduction == "concat" or not axes:
             return graph.vector(x)
@@ -313,13 +320,7 @@ class Pool(Layer):
     stride: Pair = 2
     padding: Literal["same", "valid"] = "same"
 
-    def check(self) -> None:
-        """Check the arguments."""
-        choice("reduction", self.reduction, ("average", "max"))
-        choice("padding", self.padding, ("same", "valid"))
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         name = f"{self.reduction.capitalize()}Pooling{self.ranks[0] - 1}D"
         arguments = {"padding": self.padding, "data_format": "channels_last", **FLOAT}
         return getattr(keras().layers, name)(self.window, strides=self.stride, **arguments)(x)
@@ -344,14 +345,9 @@ class Activation(Layer):
     """A nonlinearity by itself."""
 
     type = "activation"
-    nonlinearity: str
+    nonlinearity: Nonlinearity
 
-    def check(self) -> None:
-        """Check the arguments."""
-        activation(self.nonlinearity)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         return keras().layers.Activation(activation(self.nonlinearity), **FLOAT)(x)
 
 
@@ -363,15 +359,9 @@ class Dropout(Layer):
     """
 
     type = "dropout"
-    rate: float
+    rate: Rate
 
-    def check(self) -> None:
-        """Check the arguments."""
-        if not 0.0 <= self.rate < 1.0:
-            raise value_error("rate", "at least 0 and below 1", self.rate)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         return keras().layers.Dropout(self.rate, name=graph.name(self.type, self.name), **FLOAT)(x)
 
 
@@ -383,15 +373,13 @@ class Clipping(Layer):
     lower: float | None = None
     upper: float | None = None
 
-    def check(self) -> None:
-        """Check the range."""
+    def _check(self) -> None:
         if self.lower is None and self.upper is None:
             raise SpecError("clipping needs lower, upper or both. Received: neither.")
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:
             raise value_error("lower", f"below upper {self.upper}", self.lower)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the operation."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         lower = -math.inf if self.lower is None else self.lower
         return keras().ops.clip(x, lower, math.inf if self.upper is None else self.upper)
 
@@ -407,13 +395,11 @@ class LinearNormalization(Layer):
     min_value: float | None = None
     max_value: float | None = None
 
-    def check(self) -> None:
-        """Check the bounds."""
+    def _check(self) -> None:
         if self.min_value is not None and self.max_value is not None and self.min_value >= self.max_value:
             raise value_error("min_value", f"below max_value {self.max_value}", self.min_value)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the operation."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         known = graph.bounds(x)
         if known is None and None in (self.min_value, self.max_value):
             raise SpecError("the bounds of its input are not known: give min_value and max_value.")
@@ -434,8 +420,7 @@ class LayerNormalization(Layer):
 
     type = "layer_normalization"
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         return keras().layers.LayerNormalization(name=graph.name(self.type, self.name), **FLOAT)(x)
 
 
@@ -447,8 +432,7 @@ class GroupNormalization(Layer):
     groups: int = 32
     """Number of groups; it must divide the number of channels."""
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         if x.shape[-1] % self.groups:
             raise SpecError(f"groups must divide the {x.shape[-1]} channels. Received: groups={self.groups}.")
         name = graph.name(self.type, self.name)
@@ -462,8 +446,7 @@ class InstanceNormalization(Layer):
     type = "instance_normalization"
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         name = graph.name(self.type, self.name)
         return keras().layers.GroupNormalization(groups=-1, name=name, **FLOAT)(x)
 
@@ -478,18 +461,14 @@ class Attention(Layer):
     """Number of outputs at each position."""
     heads: int = 1
     """Number of heads; it must divide the size."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Share of attention that gradient steps set to zero."""
 
-    def check(self) -> None:
-        """Check the arguments."""
+    def _check(self) -> None:
         if self.size % self.heads:
             raise SpecError(f"heads must divide size. Received: heads={self.heads}, size={self.size}.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise value_error("dropout", "at least 0 and below 1", self.dropout)
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer; it takes an image's positions as a sequence."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         k, shape = keras(), x.shape[1:-1]
         x = reshaped(x, (math.prod(shape), x.shape[-1]))
         name = graph.name(self.type, self.name)
@@ -511,15 +490,9 @@ class BatchNormalization(Layer):
     """
 
     type = "batch_normalization"
-    momentum: float = 0.99
+    momentum: Rate = 0.99
     """Share of the running averages that a gradient step keeps."""
 
-    def check(self) -> None:
-        """Check the arguments."""
-        if not 0.0 <= self.momentum < 1.0:
-            raise value_error("momentum", "at least 0 and below 1", self.momentum)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         name = graph.name(self.type, self.name)
         return keras().layers.BatchNormalization(momentum=self.momentum, name=name, **FLOAT)(x)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.convolutions import fast_gradients
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.phases import LEARNING, averages, differs, leaves
+from operant.nn.structure import config, from_config
 from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
 from operant.ops import prng, statistics
 from operant.spec.spaces import Leaf
@@ -88,13 +88,15 @@ class Model:
         running = (order[id(v)] for v in averages(network))
         self.averages = tuple(name for name in running if not is_seed(name))
         """Running averages among the parameters."""
+        from operant.nn.keras_layers import compute_fast
+
         for layer in leaves(network):
+            compute_fast(layer)
             if isinstance(layer, keras().layers.SpectralNormalization):
                 raise SpecError(
                     "Spectral normalisation changes its kernel in every call of training, which compiled "
-                    "learning does not keep. "
-                    f"Received: the layer {layer.name!r}. Use layer normalisation instead "
-                    "(layer_normalization)."
+                    f"learning does not keep. Received: the layer {layer.name!r}. Use layer normalisation "
+                    "instead (layer_normalization)."
                 )
         for layer in reversed(list(network._flatten_layers())):  # inner ones first, which the message names
             _refuse_penalties(layer)
@@ -287,8 +289,8 @@ class Model:
         }
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
-        given = list(zip(self._network.non_trainable_variables, state, strict=True))
-        with numpy_promotion(), fast_gradients(), reading(self._adapted, given):
+        values = list(zip(self._network.non_trainable_variables, state, strict=True))
+        with numpy_promotion(), reading(self._adapted, values):
             outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
@@ -364,8 +366,6 @@ class Model:
         Raises:
             SpecError: a user's class in it cannot be rebuilt from its configuration.
         """
-        from operant.nn.structure import config, from_config
-
         with numpy_promotion():
             with keras().StatelessScope() as scope:
                 copy = from_config(config(self._network))
@@ -386,32 +386,31 @@ class Model:
         Raises:
             SpecError: its weights are not those of this model.
         """
-        found = dict(named_variables(model))
+        arrays = dict(named_variables(model))
         wanted = {w.name: w.shape for w in self._weights}
-        shapes = {name: tuple(v.shape) for name, v in found.items()}
+        shapes = {name: tuple(v.shape) for name, v in arrays.items()}
         if shapes != wanted:
             differing = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
             listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
             raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
-        values = {name: jnp.array(v.value, copy=True) for name, v in found.items()}
+        values = {name: jnp.array(v.value, copy=True) for name, v in arrays.items()}
         return self._variables(values)
 
 
 def _refuse_penalties(layer: Any) -> None:
     """Refuse what only Keras's own training, which is not used here, would apply."""
     weights = layer.trainable_variables
-    found = {
+    penalties = {
         "an activity regularizer": layer.activity_regularizer is not None,
         "a regularizer": any(v.regularizer is not None for v in weights),
         "a constraint": any(v.constraint is not None for v in weights),
     }
-    for what, given in found.items():
-        if given:
+    for what, present in penalties.items():
+        if present:
             raise SpecError(
-                f"Regularizers and constraints of Keras layers have no effect on learning here. "
-                f"Received: the layer {layer.name!r} with {what}. Leave it out; for smaller weights give "
-                "the optimizer's weight_decay: "
-                "optimizer={'type': 'adam', 'weight_decay': 1e-4}."
+                "Regularizers and constraints of Keras layers have no effect on learning here. Received: the "
+                f"layer {layer.name!r} with {what}. Leave it out; for smaller weights give the optimizer's "
+                "weight_decay: optimizer={'type': 'adam', 'weight_decay': 1e-4}."
             )
 
 

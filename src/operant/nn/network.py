@@ -7,7 +7,7 @@ import json
 import numbers
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from operant.errors import SpecError, as_whole, shown, suggest, value_error, whole
 from operant.nn import layers
@@ -40,18 +40,6 @@ NATURE_SIDE = 36
 """Side of the smallest image of which the three convolutions of Mnih et al. 2015 leave something."""
 
 
-class Network(Protocol):
-    """Turns the inputs of a model into features, which heads read."""
-
-    def __call__(self, graph: Graph) -> Any:
-        """Add the network to a graph; return its features, `[B, features]`."""
-        ...
-
-    def to_spec(self) -> Any:
-        """Return it as JSON data that `parse` reads."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AutoNetwork:
     """A network chosen by the inputs.
@@ -66,9 +54,8 @@ class AutoNetwork:
     size: int | tuple[int, ...] | None = None
     """Width of dense layers; None: 64, or after convolutions 512 (128 for small images).
 
-    Several: the widths of as many
-    dense layers; with images, they follow the dense layers of the convolutions, which then have their usual
-    width."""
+    Several: the widths of as many dense layers; with images, they follow the dense layers of the
+    convolutions, which then have their usual width."""
     depth: int | None = None
     """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None
@@ -79,7 +66,6 @@ class AutoNetwork:
     """'layer': layer normalisation (Ba et al. 2016) before every activation."""
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         several = isinstance(self.size, list | tuple)
         if several and not self.size:
             raise value_error("size", "a width, or a list of at least one", self.size)
@@ -97,7 +83,7 @@ class AutoNetwork:
             raise value_error("norm", "None or 'layer'", self.norm)
 
     def __call__(self, graph: Graph) -> Any:
-        """Add the network."""
+        """Add the network to a graph; return its features, `[B, features]`."""
         images: list[Any] = []
         vectors: list[Any] = []
         for name in graph.inputs:
@@ -194,8 +180,7 @@ class LayerStack:
             place = nested.index(not nested[0])
             raise SpecError(
                 f"network[{place}]: a network is a list of layers or a list of lists. Received: both. Wrap "
-                "single layers in "
-                "a list, too."
+                "single layers in a list, too."
             )
         if not nested[0]:
             return cls((tuple(read(spec, f"network[{i}]") for i, spec in enumerate(layers)),), False)
@@ -208,9 +193,8 @@ class LayerStack:
         for i, stack in enumerate(stacks[:-1]):
             if not any(isinstance(layer, Register) for layer in stack):
                 raise SpecError(
-                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End "
-                    "it with a register, and begin a "
-                    "later list with a retrieve; or make one list of both."
+                    f"network[{i}]: nothing reads its result, since each list begins with the inputs. End it "
+                    "with a register, and begin a later list with a retrieve; or make one list of both."
                 )
         return cls(tuple(stacks), True)
 
@@ -223,8 +207,7 @@ class LayerStack:
         if len(x.shape) != 2:
             raise SpecError(
                 f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a "
-                "flatten, pooling "
-                "or dense layer."
+                "flatten, pooling or dense layer."
             )
         return x
 
@@ -255,8 +238,8 @@ class InputPreprocessing:
                 "Only 'auto' and lists of layers can be preprocessed. Received: a whole model. Put the "
                 "layers into it."
             )
-        found = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
-        return cls(inner, tuple(found))
+        result = [(name, _stack(spec, f"state_preprocessing[{name!r}]")) for name, spec in states.items()]
+        return cls(inner, tuple(result))
 
     def __call__(self, graph: Graph) -> Any:
         """Add the layers and the network."""
@@ -386,8 +369,8 @@ def written(network: Any) -> Any:
     Any other network as it is.
     """
     if isinstance(network, SavedNetwork):
-        own = written(network.network)
-        return own if isinstance(own, Mapping) and own.get("type") == "auto" else network
+        form = written(network.network)
+        return form if isinstance(form, Mapping) and form.get("type") == "auto" else network
     if isinstance(network, str) and network == "auto":
         return {"type": "auto"}
     if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
@@ -421,14 +404,13 @@ def parse(network: Any) -> Parsed:
     if isinstance(network, Mapping) and "type" not in network and network.keys() & ARCHITECTURE:
         raise SpecError(
             f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. "
-            "Give a list of widths, "
-            "model=[64, 64], of which policy and value get a network each with separate=True, or one each "
-            "as actor_model and critic_model."
+            "Give a list of widths, model=[64, 64], of which policy and value get a network each with "
+            "separate=True, or one each as actor_model and critic_model."
         )
     if isinstance(network, str | Mapping):
         target, arguments, label = NETWORKS.parse(network)
-        found = build(target, arguments, f"The network {label!r}")
-        return found if isinstance(found, Parsed) else KerasModel.parse(found)
+        result = build(target, arguments, f"The network {label!r}")
+        return result if isinstance(result, Parsed) else KerasModel.parse(result)
     if callable(network):
         return KerasModel.parse(network)
     raise SpecError(f"The network {network!r} is not understood. {FORMS}")

@@ -23,8 +23,8 @@ def averages(network: Any) -> list[Any]:
     """Return the variables of a Keras model that calls in training change, except the states of random
     numbers: running averages.
     """
-    found = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
-    return list({id(v): v for v in found}.values())
+    variables = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
+    return list({id(v): v for v in variables}.values())
 
 
 def leaves(network: Any) -> list[Any]:

@@ -66,7 +66,6 @@ class Policy:
     log_std: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.std not in ("global", "predicted"):
             raise value_error("std", "'global' or 'predicted'", self.std)
         if self.bounded not in ("clip", "squash", "beta"):
@@ -127,9 +126,9 @@ class Policy:
         low, high = jnp.asarray(leaf.low, jnp.float32), jnp.asarray(leaf.high, jnp.float32)
         fixed = np.equal(leaf.low, leaf.high)
         if fixed.any():  # an element with only one value has nothing to learn: its distribution stays fixed
-            own = {f"{name}/{part}" for part in ("alpha", "beta", "mean", "log_std")}
+            parts = {f"{name}/{part}" for part in ("alpha", "beta", "mean", "log_std")}
             outputs = {
-                k: jnp.where(_like(fixed, x).astype(bool), 0.0, x) if k in own else x
+                k: jnp.where(_like(fixed, x).astype(bool), 0.0, x) if k in parts else x
                 for k, x in outputs.items()
             }
         if kind == "beta":

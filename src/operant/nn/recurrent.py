@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from operant.errors import value_error
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, activation
-from operant.nn.layers import FLOAT, Layer, choice, dropped
+from operant.nn.layers import FLOAT, Layer, Nonlinearity, Rate, dropped
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,18 +23,10 @@ class Rnn(Layer):
     horizon: int | None = None
     """Rows through which gradients should flow back; None leaves that to the agent."""
     bias: bool = True
-    activation: str | None = "tanh"
-    dropout: float = 0.0
+    activation: Nonlinearity = "tanh"
+    dropout: Rate = 0.0
 
-    def check(self) -> None:
-        """Check the arguments."""
-        choice("cell", self.cell, ("gru", "lstm"))
-        activation(self.activation)
-        if not 0.0 <= self.dropout < 1.0:
-            raise value_error("dropout", "at least 0 and below 1", self.dropout)
-
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the cell."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         layers = keras().layers
         name = graph.name(self.type, self.name)
         parts = ("h", "c") if self.cell == "lstm" else ("h",)

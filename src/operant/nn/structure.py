@@ -7,20 +7,26 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.graph import Graph, reshaped
-from operant.nn.layers import RANKS, Layer, choice
+from operant.nn.layers import RANKS, Layer
 from operant.nn.recurrent import Gru, Lstm, Rnn
 from operant.spec import Registry, build, refuse_code
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
-Index = int
-"""Unlike a count, it may be 0 or negative."""
 TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
+
+
+def _index(name: str, value: Any) -> Any:
+    """Return a whole number, which unlike a count may be 0 or negative, checked."""
+    number = as_whole(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise value_error(name, "a whole number", value)
+    return number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +37,7 @@ class Register(Layer):
     raw = True
     tensor: str
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Register the tensor and pass it on."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         graph.register(self.tensor, x)
         return x
 
@@ -48,33 +53,27 @@ class Retrieve(Layer):
     raw = True
     tensors: str | tuple[str, ...]
     aggregation: Aggregation = "concat"
-    axis: Index = 0
+    axis: Annotated[int, _index] = 0
     """Axis to join along (`concat`) or to add (`stack`), not counting the batch axis."""
 
-    def check(self) -> None:
-        """Check the arguments."""
+    def _check(self) -> None:
         names = (self.tensors,) if isinstance(self.tensors, str) else tuple(self.tensors)
         if not names:
             raise SpecError("tensors must name at least one tensor. Received: tensors=().")
         object.__setattr__(self, "tensors", names)
-        object.__setattr__(self, "axis", as_whole(self.axis))
-        if isinstance(self.axis, bool) or not isinstance(self.axis, int):
-            raise value_error("axis", "a whole number", self.axis)
-        choice("aggregation", self.aggregation, ("concat", "max", "mean", "product", "stack", "sum"))
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Return the joined tensors."""
-        found = [graph.retrieve(name) for name in self.tensors]
-        if len(found) == 1:
-            return found[0]
+    def _add(self, graph: Graph, x: Any) -> Any:
+        tensors = [graph.retrieve(name) for name in self.tensors]
+        if len(tensors) == 1:
+            return tensors[0]
         ops = keras().ops
-        found = self._alike([graph.encode(x) for x in found])
+        tensors = self._alike([graph.encode(x) for x in tensors])
         if self.aggregation == "concat":
-            return ops.concatenate(found, axis=self._axis(len(found[0].shape) - 1) + 1)
+            return ops.concatenate(tensors, axis=self._axis(len(tensors[0].shape) - 1) + 1)
         if self.aggregation == "stack":
-            return ops.stack(found, axis=self._axis(len(found[0].shape)) + 1)
+            return ops.stack(tensors, axis=self._axis(len(tensors[0].shape)) + 1)
         reductions = {"max": "max", "mean": "mean", "product": "prod", "sum": "sum"}
-        return getattr(ops, reductions[self.aggregation])(ops.stack(found, axis=1), axis=1)
+        return getattr(ops, reductions[self.aggregation])(ops.stack(tensors, axis=1), axis=1)
 
     def _axis(self, rank: int) -> int:
         if not -rank <= self.axis < rank:
@@ -111,8 +110,7 @@ class Block(Layer):
     raw = True
     layers: tuple[Any, ...]
 
-    def check(self) -> None:
-        """Read the layers."""
+    def _check(self) -> None:
         if not isinstance(self.layers, list | tuple):
             raise value_error("layers", "a list of layers", self.layers)
         object.__setattr__(
@@ -121,8 +119,7 @@ class Block(Layer):
         if any(isinstance(layer, Register | Retrieve) for layer in self.layers):
             raise SpecError("A block holds no register and no retrieve. Put them before or behind it.")
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add the layers."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         for i, layer in enumerate(self.layers):
             x = add(graph, layer, x, f"layers[{i}]")
         return x
@@ -139,8 +136,7 @@ class KerasLayer(Layer):
     type = "keras"
     layer: Any
 
-    def __call__(self, graph: Graph, x: Any) -> Any:
-        """Add a copy of the layer."""
+    def _add(self, graph: Graph, x: Any) -> Any:
         kind = type(self.layer).__name__
         x = x if takes_integers(self.layer) else graph.encode(x)
         data = config(self.layer)
@@ -207,8 +203,7 @@ def config(layer: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(
             f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a "
-            "`get_config`, "
-            "or use a functional or Sequential model."
+            "`get_config`, or use a functional or Sequential model."
         ) from None
     return _uncompiled(text)
 
@@ -237,8 +232,7 @@ def from_config(data: Mapping[str, Any]) -> Any:
         if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
             raise SpecError(
                 f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above "
-                "its definition, and "
-                "import the module that holds it."
+                "its definition, and import the module that holds it."
             ) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 
@@ -305,9 +299,9 @@ def read(spec: Any, label: str) -> Layer:
                 "width stands for a layer in a "
                 f"list of widths alone; beside other layers write {{'type': 'dense', 'size': {spec!r}}}."
             )
-        own = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
-        if own is not None:
-            spec = {**spec, "type": own} if isinstance(spec, Mapping) else own
+        registered = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
+        if registered is not None:
+            spec = {**spec, "type": registered} if isinstance(spec, Mapping) else registered
         cls, arguments, name = LAYERS.parse(spec)
         if isinstance(cls, type) and issubclass(cls, k.layers.Layer):
             return keras_layer(cls, **arguments)
@@ -325,11 +319,11 @@ def _registered(path: Any) -> type | None:
     be imported then.
     """
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
-    found = getattr(sys.modules.get(module), name, None) if module else None
-    own = isinstance(found, type) and any(
-        found is each for each in keras().saving.get_custom_objects().values()
+    cls = getattr(sys.modules.get(module), name, None) if module else None
+    registered = isinstance(cls, type) and any(
+        cls is each for each in keras().saving.get_custom_objects().values()
     )
-    return found if own else None
+    return cls if registered else None
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:

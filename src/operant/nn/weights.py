@@ -141,12 +141,12 @@ def _walk(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     taken: set[str] = set()
     for layer in model.layers:
         numbered = re.fullmatch(r"(.+?)_[0-9]+", layer.name)
-        own = (
+        base = (
             numbered.group(1)
             if numbered and numbered.group(1) == _snake(type(layer).__name__)
             else layer.name
         )
-        name = _unique(own, taken)
+        name = _unique(base, taken)
         taken.add(name)
         if isinstance(layer, k.Model):
             yield from _walk(layer, f"{prefix}{name}/")

@@ -46,8 +46,8 @@ def project(
     upper_share = share * (index - lower)
     row, left = jnp.arange(len(index))[:, None], lower.astype(jnp.int32)
     # By adding in place: the K² products per row of equation 7 take hundreds of times as long on a CPU.
-    found = jnp.zeros((len(index), atoms), weight.dtype).at[row, left].add(share - upper_share)
-    return found.at[row, left + 1].add(upper_share).reshape(*position.shape[:-1], atoms)
+    result = jnp.zeros((len(index), atoms), weight.dtype).at[row, left].add(share - upper_share)
+    return result.at[row, left + 1].add(upper_share).reshape(*position.shape[:-1], atoms)
 
 
 def cross_entropy(target: Float[Array, "*B K"], logits: Float[Array, "*B K"]) -> Float[Array, "*B"]:

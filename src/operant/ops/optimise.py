@@ -78,8 +78,7 @@ class Recipe:
     weight_decay: float | int | None = None
     """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019).
 
-    None: that
-    of the name, 1e-4 if it ends in `w` and for `lamb`."""
+    None: that of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""
     clipvalue: float | int | None = None
@@ -117,12 +116,10 @@ class Recipe:
         return build(cls, dict(value), "optimizer")
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         if self.type == GIVEN:
             raise SpecError(
                 "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of "
-                "the agent: "
-                "Agent.load(..., agent={'type': ..., 'optimizer': ...})."
+                "the agent: Agent.load(..., agent={'type': ..., 'optimizer': ...})."
             )
         if self.type not in scalings.SCALINGS:
             raise SpecError(f"Unknown optimizer {self.type!r}.{suggest(self.type, scalings.SCALINGS)}")
@@ -222,22 +219,22 @@ def options_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     if "type" not in optimizer:
         raise value_error("optimizer", "a name or a dict with 'type'", dict(optimizer))
     known = {field.name for field in dataclasses.fields(Recipe)}
-    found: dict[str, Any] = {}
-    own: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for key, value in optimizer.items():
         if key not in known and key not in NUMBERS:
             raise SpecError(f"optimizer takes no argument {key!r}.{suggest(key, [*known, *NUMBERS])}")
         name = NUMBERS.get(key)
-        if name in found:
+        if name in numbers:
             raise SpecError(f"optimizer got {name!r} twice, once as {key!r}. Give one of them.")
         if name is None:
-            own[key] = value
+            arguments[key] = value
         else:
-            found[name] = value
-    recipe = Recipe.read(own)
+            numbers[name] = value
+    recipe = Recipe.read(arguments)
     if recipe.decay is not None:
-        own["decay"] = {k: v for k, v in dataclasses.asdict(recipe.decay).items() if k != "unit"}
-    return {**found, "optimizer": own if len(own) > 1 else recipe.type}
+        arguments["decay"] = {k: v for k, v in dataclasses.asdict(recipe.decay).items() if k != "unit"}
+    return {**numbers, "optimizer": arguments if len(arguments) > 1 else recipe.type}
 
 
 def optimizer(
@@ -284,13 +281,15 @@ def without_decay(
     """
     if isinstance(name, CustomOptimizer):
         return name
-    own = {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
-    kind = str(own["type"])
+    arguments = (
+        {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
+    )
+    kind = str(arguments["type"])
     if kind in _LAYERWISE:
         kind = "adam"
     elif kind in _DECAYING:
         kind = kind.removesuffix("w")
-    return {**own, "type": kind}
+    return {**arguments, "type": kind}
 
 
 def apply(

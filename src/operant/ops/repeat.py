@@ -62,8 +62,8 @@ def repeat(count: Int[Array, ""], most: int, step: Callable[[Array, Any], Any], 
 
     if most == 1:
         return taken(jnp.int32(0), carry)
-    found: T = jax.lax.fori_loop(0, most, taken, carry)
-    return found
+    result: T = jax.lax.fori_loop(0, most, taken, carry)
+    return result
 
 
 def _where(condition: Bool[Array, ""], new: T, old: T) -> T:

@@ -39,10 +39,10 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
         return jnp.full(step.shape, schedule.start, jnp.float32)
     if schedule.type in ("random", "ornstein_uhlenbeck"):
         drawn = _uniform if schedule.type == "random" else _ornstein_uhlenbeck
-        found = jax.vmap(lambda one: drawn(schedule, one))(
+        all_drawn = jax.vmap(lambda one: drawn(schedule, one))(
             jnp.maximum(step, 0).reshape(-1).astype(jnp.uint32)
         )
-        return found.reshape(step.shape)
+        return all_drawn.reshape(step.shape)
     if schedule.type == "piecewise":
         limit = int(np.iinfo(step.dtype).max)  # a boundary beyond it is never reached anyway
         boundaries = np.asarray([min(b, limit) for b in schedule.boundaries], step.dtype)

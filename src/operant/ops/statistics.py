@@ -161,12 +161,12 @@ def scale_rewards(
     if isinstance(scale.columns, tuple):
         return jax.lax.scan(step, scale, (reward, ended, valid))
 
-    def column(scale: RewardScale, given: tuple[Array, ...]) -> tuple[RewardScale, Array]:
-        actor, *rows = given
+    def column(scale: RewardScale, values: tuple[Array, ...]) -> tuple[RewardScale, Array]:
+        actor, *rows = values
         before = jnp.where(actor < scale.total.shape[0], scale.total[actor], 0.0)
-        own = RewardScale(before[None], scale.moments)
-        own, scaled = jax.lax.scan(step, own, tuple(x[:, None] for x in rows))
-        return RewardScale(scale.total.at[actor].set(own.total[0], mode="drop"), own.moments), scaled[:, 0]
+        one = RewardScale(before[None], scale.moments)
+        one, scaled = jax.lax.scan(step, one, tuple(x[:, None] for x in rows))
+        return RewardScale(scale.total.at[actor].set(one.total[0], mode="drop"), one.moments), scaled[:, 0]
 
     whose = (scale.columns, reward.T, ended.T, valid.T)
     scale, scaled = jax.lax.scan(column, scale._replace(columns=()), whose)

@@ -45,8 +45,8 @@ def fisher_product(
 
     def product(v: Vector) -> Vector:
         curved = jax.jvp(gradient, (outputs,), (push(v),))[1]
-        found: Vector = pull(curved)[0] + damping * v
-        return found
+        result: Vector = pull(curved)[0] + damping * v
+        return result
 
     return product
 

@@ -79,32 +79,48 @@ traced array."""
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 class ConfigMeta(type):
-    """Makes every subclass of `Config` a frozen, keyword-only dataclass."""
+    """Makes every subclass of `Config` a dataclass, for its fields alone: generating methods for each class
+    would take a third of the time of a help page.
+    """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         """Make the class, then the dataclass."""
         cls = super().__new__(mcs, name, bases, namespace)
-        return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        return dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
 
 
 class Config(metaclass=ConfigMeta):
     """A named set of options with checked values. Never written to; `replace` returns a changed copy."""
 
-    def __post_init__(self) -> None:
-        """Check types and bounds of every field, then `check`, and report all faults at once."""
-        faults: list[str] = []
-        for name, meta in options(type(self)).items():
-            value = getattr(self, name)
-            if _traced_value(value):
-                continue
+    def __init__(self, **values: Any) -> None:
+        """Check names, then types and bounds of all options, then `check`; report all faults of a kind at
+        once.
+        """
+        cls, faults = type(self), list[str]()
+        values = canonical(cls, values)
+        for name in options(cls):
+            value = values.get(name, getattr(cls, name))
             try:
-                object.__setattr__(self, name, _checked(type(self), name, meta, value))
+                self.__dict__[name] = value if _traced_value(value) else checked(cls, name, value)
             except SpecError as fault:
                 faults.append(str(fault))
         if not faults:
             faults.extend(self.check())
         if faults:
             raise SpecError("\n".join(faults))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to {name!r}: see replace")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__qualname__}({values})"
 
     def check(self) -> Iterator[str]:
         """Yield a message for every constraint between fields that does not hold."""
@@ -116,9 +132,9 @@ class Config(metaclass=ConfigMeta):
         return ()
 
     @classmethod
-    def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def translated(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return arguments in terms of options; a subclass may understand others as well."""
-        return dict(given)
+        return dict(arguments)
 
     def replace(self, **changes: Any) -> typing.Self:
         """Return a copy with some options changed; unknown names are errors."""
@@ -168,7 +184,7 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
     return tuple(name for name, meta in options(cls).items() if meta.traced)
 
 
-def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
+def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
     """Replace aliases by names; refuse unknown names (with the close match) and duplicates.
 
     Messages begin with the label.
@@ -177,7 +193,7 @@ def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = N
     label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
     result: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in arguments.items():
         name = names.get(key, key)
         if name not in known:
             close = difflib.get_close_matches(key, [*known, *names], n=1)
@@ -186,15 +202,6 @@ def canonical(cls: type[Config], given: Mapping[str, Any], label: str | None = N
             raise SpecError(f"{label} got {name!r} twice, once as {key!r}. Give one of them.")
         result[name] = value
     return result
-
-
-def checked(cls: type[Config], name: str, value: Any) -> Any:
-    """Return the form in which a config holds a value of one option.
-
-    Raises:
-        SpecError: the value has another type, or is out of bounds.
-    """
-    return _checked(cls, name, options(cls)[name], value)
 
 
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
@@ -217,26 +224,13 @@ def _traced_value(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-@functools.cache
-def _adapter(cls: type[Config], name: str) -> Any:
-    import pydantic
+def checked(cls: type[Config], name: str, value: Any) -> Any:
+    """Return the form in which a config holds a value of one option.
 
-    hints = typing.get_type_hints(cls)
-    settings = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
-    return pydantic.TypeAdapter(hints[name], config=settings)
-
-
-@functools.cache
-def _counts(cls: type[Config], name: str) -> bool:
-    """Return whether an option is a whole number, which may be written as a float: `max_steps=1e6`."""
-    hint = typing.get_type_hints(cls)[name]
-    kinds = {hint, *typing.get_args(hint)}
-    return int in kinds and float not in kinds
-
-
-def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
-    import pydantic
-
+    Raises:
+        SpecError: the value has another type, or is out of bounds.
+    """
+    meta = options(cls)[name]
     value = settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
         try:
@@ -248,13 +242,7 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isnan(value):
         raise value_error(name, "a number", value)
-    if _counts(cls, name):
-        value = as_whole(value)
-    try:
-        value = _adapter(cls, name).validate_python(value)
-    except pydantic.ValidationError as error:
-        wanted = _wanted(error)
-        raise value_error(name, wanted, value, _default_hint(cls, name)) from None
+    value = _typed(cls, name, value)
     _bounded(name, meta, value)
     # Otherwise it would only show later, as numbers that are not finite.
     if isinstance(value, float) and math.isinf(value):
@@ -267,27 +255,45 @@ def _checked(cls: type[Config], name: str, meta: Option, value: Any) -> Any:
     return value
 
 
-def _wanted(error: Any) -> str:
-    kinds = {
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "bool_type": "True or False",
-        "string_type": "a string",
-        "none_required": "None",
-        "tuple_type": "a list",
-        "dataclass_exact_type": "a schedule",
-        "dict_type": "a dict",
-    }
-    found: dict[str, None] = {}
-    for e in error.errors(include_url=False):
-        wanted = kinds.get(e["type"]) or e["msg"].removeprefix("Input should be ")
-        inside = any(isinstance(part, int) for part in e["loc"])
-        found[f"a list whose every entry is {wanted}" if inside else wanted] = None
-    return " or ".join(found)
+@functools.cache
+def _adapter(cls: type[Config], name: str) -> tuple[Any, bool]:
+    """Return what checks the type of an option, and whether it is a whole number."""
+    import pydantic  # takes as long as all of a help page
+
+    hint = typing.get_type_hints(cls)[name]
+    kinds = {hint, *typing.get_args(hint)}
+    settings = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return pydantic.TypeAdapter(hint, config=settings), int in kinds and float not in kinds
 
 
-def _default_hint(cls: type[Config], name: str) -> str:
-    return f"The default is {default(cls, name)!r}."
+WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "True or False",
+    "string_type": "a string",
+    "none_required": "None",
+    "tuple_type": "a list",
+    "dataclass_exact_type": "a schedule",
+    "dict_type": "a dict",
+}
+"""What a value of each kind must be, by pydantic's names of faults."""
+
+
+def _typed(cls: type[Config], name: str, value: Any) -> Any:
+    """Return a value of an option's type, a whole number also of a float (`max_steps=1e6`)."""
+    import pydantic
+
+    adapter, whole = _adapter(cls, name)
+    try:
+        return adapter.validate_python(as_whole(value) if whole else value)
+    except pydantic.ValidationError as error:
+        wanted: dict[str, None] = {}
+        for fault in error.errors(include_url=False):
+            kind = WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ")
+            inside = any(isinstance(part, int) for part in fault["loc"])
+            wanted[f"a list whose every entry is {kind}" if inside else kind] = None
+        remedy = f"The default is {default(cls, name)!r}."
+        raise value_error(name, " or ".join(wanted), value, remedy) from None
 
 
 def _bounded(name: str, meta: Option, value: Any) -> None:

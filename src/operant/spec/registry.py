@@ -49,7 +49,7 @@ class Registry(Generic[T]):
                 error.
         """
         arguments: dict[str, Any] = {}
-        seen: list[str] = []
+        files: list[str] = []
         while True:
             if isinstance(spec, Mapping):
                 inner = dict(spec)
@@ -62,9 +62,9 @@ class Registry(Generic[T]):
                 for key, value in inner.items():
                     arguments.setdefault(str(key), value)
             elif isinstance(spec, str | Path) and str(spec).endswith(".json"):
-                if str(spec) in seen:
+                if str(spec) in files:
                     raise SpecError(f"The {self.what} file {str(spec)!r} names itself as its type.")
-                seen.append(str(spec))
+                files.append(str(spec))
                 spec = read_json(spec, self.what)
             else:
                 break

@@ -48,23 +48,23 @@ SET_BY_RUN = {
 """The same for `operant run`."""
 
 
-def argument_faults(given: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
+def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
     """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file
     cannot hold.
     """
-    for name, value in (given or {}).items():
+    for name, value in (arguments or {}).items():
         if name in owned:
             yield (
                 f"env_kwargs must be without {name!r}, which operant sets itself. Received: "
                 f"{name}={value!r}. {owned[name]}"
             )
     try:
-        json.dumps(given, allow_nan=False)
+        json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError):
         must = "plain data: finite numbers, strings, True, False, None, lists and dicts of them"
         yield str(
             value_error(
-                "env_kwargs", must, given, "Give an environment that is made with it instead of an id."
+                "env_kwargs", must, arguments, "Give an environment that is made with it instead of an id."
             )
         )
 
@@ -223,15 +223,13 @@ class RunConfig(Config):
         if self.eval_frequency is None:
             if self.eval_episodes != default(RunConfig, "eval_episodes"):
                 yield (
-                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} "
-                    "without eval_frequency. "
-                    "Add --eval-frequency."
+                    f"eval_episodes is for evaluations. Received: eval_episodes={self.eval_episodes} without "
+                    "eval_frequency. Add --eval-frequency."
                 )
         elif self.coordinator is not None:
             yield (
                 f"eval_frequency is for a single process. Received: eval_frequency={self.eval_frequency} "
-                "with coordinator. "
-                "Leave it out, and evaluate the run by `operant play RUN --episodes N`."
+                "with coordinator. Leave it out, and evaluate the run by `operant play RUN --episodes N`."
             )
         if len(set(self.info_keywords)) < len(self.info_keywords) or "" in self.info_keywords:
             yield str(value_error("info_keywords", "different names in info", self.info_keywords))
@@ -245,8 +243,7 @@ class RunConfig(Config):
                 if getattr(self, name) != default(RunConfig, name):
                     yield (
                         f"{name} is for divergence monitoring. Received: {name}={getattr(self, name)!r} "
-                        "without "
-                        "divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
+                        "without divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
                         "beginning)."
                     )
 
@@ -264,17 +261,6 @@ def located(run: RunConfig, base: Path | None = None) -> RunConfig:
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
-
-
-def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
-    """Return the options of a stored run without those that had no effect, which earlier versions
-    accepted.
-    """
-    idle = {
-        *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
-        *(() if preprocessed else GAMES),
-    }
-    return {name: value for name, value in run.items() if name not in idle}
 
 
 class RunnerConfig(Config):
@@ -351,7 +337,7 @@ class RunnerConfig(Config):
         yield from self._folder_faults()
         yield from argument_faults(self.env_kwargs, SET_BY_RUN)
         if self.remote == "socket-client":
-            if any(given is not None for given in (self.environment, self.level, self.env_kwargs)):
+            if any(value is not None for value in (self.environment, self.level, self.env_kwargs)):
                 yield (
                     "With --remote socket-client the servers have the environments. "
                     "Leave --environment, --level and --env-kwargs out."

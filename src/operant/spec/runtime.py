@@ -109,12 +109,16 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
     """
     import jax
 
-    told: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if coordinator != "auto":
-        told = {"coordinator_address": coordinator, "num_processes": n_processes, "process_id": process_id}
+        arguments = {
+            "coordinator_address": coordinator,
+            "num_processes": n_processes,
+            "process_id": process_id,
+        }
     try:
         if not jax.distributed.is_initialized():
-            jax.distributed.initialize(**told)
+            jax.distributed.initialize(**arguments)
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"The processes that train together cannot be joined at {coordinator!r}: {error}"
@@ -132,8 +136,8 @@ def device(name: str) -> Any:
 
     platform, _, number = name.lower().partition(":")
     try:
-        found = jax.devices(platform)
-        return found[int(number or 0)]
+        devices = jax.devices(platform)
+        return devices[int(number or 0)]
     except (RuntimeError, ValueError, IndexError):
         known = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
         raise SpecError(f"There is no device {name!r}. JAX has: {known}.") from None

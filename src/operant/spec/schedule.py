@@ -13,9 +13,8 @@ from operant.spec.values import called, finite, settled
 
 SCHEDULE_FORMS = (
     "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
-    "'linear:3e-4:0:1e6'; or a dict "
-    "with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, such as "
-    "{'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
+    "'linear:3e-4:0:1e6'; or a dict with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, "
+    "such as {'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
 )
 
 
@@ -63,7 +62,6 @@ class Schedule:
     """`random` and `ornstein_uhlenbeck`: each seed gives another sequence."""
 
     def __post_init__(self) -> None:
-        """Check the parts against one another."""
         _check_type(self.type)
         if self.unit not in ("timesteps", "episodes", "updates"):
             raise value_error("unit", "'timesteps', 'episodes' or 'updates'", self.unit)
@@ -138,33 +136,32 @@ class Schedule:
         raise value_error("schedule", must, value, SCHEDULE_FORMS)
 
     @staticmethod
-    def _translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    def _translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that a dict stands for, which may use other names for some."""
         other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
         other |= {"maxval": "end", "mu": "start", "value": "start"}
         other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}
-        found: dict[str, Any] = {}
-        for key, value in given.items():
+        fields: dict[str, Any] = {}
+        for key, value in arguments.items():
             name = other.get(key, key)
-            if name in found:
+            if name in fields:
                 raise SpecError(f"schedule got {name!r} twice, once as {key!r}. Give one of them.")
-            found[name] = value
-        if found.get("type") == "piecewise_constant":
-            values = list(found.get("values", ()))
-            found |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
-        if "type" in found:
-            _check_type(found["type"])  # first, as the legal arguments depend on it
-        if "decay_rate" in found:
+            fields[name] = value
+        if fields.get("type") == "piecewise_constant":
+            values = list(fields.get("values", ()))
+            fields |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
+        if "type" in fields:
+            _check_type(fields["type"])  # first, as the legal arguments depend on it
+        if "decay_rate" in fields:
             raise SpecError(
                 "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' "
-                "within 'steps'. "
-                "Give end = start * decay_rate."
+                "within 'steps'. Give end = start * decay_rate."
             )
-        if found.get("type") == "random" and found.get("distribution", "uniform") == "uniform":
-            found.pop("distribution", None)
-        if found.get("type") == "ornstein_uhlenbeck":
-            found.setdefault("start", 0.0)
-        return found
+        if fields.get("type") == "random" and fields.get("distribution", "uniform") == "uniform":
+            fields.pop("distribution", None)
+        if fields.get("type") == "ornstein_uhlenbeck":
+            fields.setdefault("start", 0.0)
+        return fields
 
     @property
     def spread(self) -> float:

@@ -51,8 +51,7 @@ def refuse_code(named: object, what: str) -> None:
     if (source := _SOURCE.get()) is not None:
         raise SpecError(
             f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says "
-            "what to import or to open. "
-            f"{source.remedy}"
+            f"what to import or to open. {source.remedy}"
         )
 
 
@@ -117,7 +116,7 @@ def imported(path: str, what: str) -> Any:
     """
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        found = importlib.import_module(module)
+        source = importlib.import_module(module)
     except (ImportError, AttributeError, ValueError) as error:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
@@ -130,15 +129,14 @@ def imported(path: str, what: str) -> Any:
             elif what in NAMED_HERE:
                 remedy += (
                     f" If it is in the current folder, name the {what} on operant's command line, also "
-                    "beside a run's folder: "
-                    "as module:Name it is looked for there."
+                    "beside a run's folder: as module:Name it is looked for there."
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
     try:
-        return getattr(found, name)
+        return getattr(source, name)
     except AttributeError as error:
-        where = getattr(found, "__file__", None) or "built in"
-        known = [public for public in vars(found) if not public.startswith("_")]
+        where = getattr(source, "__file__", None) or "built in"
+        known = [public for public in vars(source) if not public.startswith("_")]
         raise SpecError(
             f"The {what} {path!r} cannot be imported: {error} ({where}).{suggest(name, known, listed=False)}"
         ) from None

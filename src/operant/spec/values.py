@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,8 +55,6 @@ def plain(value: Any) -> Any:
 
 def called(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
-    import inspect
-
     parameters = inspect.signature(cls).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for key in arguments:

@@ -26,16 +26,16 @@ SHOWN = 5
 FOREVER = 2**62
 """More steps than any run takes, for one that something else ends."""
 SELDOM = 1e9
-"""Seconds between checkpoints of a replay: only the last counts."""
+"""Seconds between checkpoints of a repetition: only the last counts."""
 CLOCKED = ("time",)
 """Columns of a history that depend on the clock."""
 
 
 class ReproduceConfig(Config):
-    """Options of `operant replay`."""
+    """Options of `operant reproduce`."""
 
     run_dir: str | None = option(
-        None, "Folder in which to keep what the replay writes (default: a temporary one)"
+        None, "Folder in which to keep what the repetition writes (default: a temporary one)"
     )
     max_steps: int | None = option(
         None,
@@ -45,11 +45,11 @@ class ReproduceConfig(Config):
         low=1,
     )
     env: str = option("", "The run's environment, given again if it is of a module in the current folder")
-    quiet: bool = option(False, "Print only what is found, no progress")
+    quiet: bool = option(False, "Print only the result, no progress")
 
 
 class Reproduction(NamedTuple):
-    """The result of a replay."""
+    """The result of `reproduce`."""
 
     differences: list[str]
     """What differs, most telling first; empty: the run is reproducible."""
@@ -96,7 +96,7 @@ class RunRecord(NamedTuple):
     origin: Origin
 
 
-def replay(
+def reproduce(
     directory: str | Path, config: ReproduceConfig | None = None, agent: str | None = None
 ) -> Reproduction:
     """Repeat a run from its recorded options and seed, and compare.
@@ -119,16 +119,16 @@ def replay(
         ("agent", agent and resolve(agent), record.data["agent"]["type"]),
         ("env", config.env, record.run.env),
     )
-    for name, given, then in named:
-        if given and given != then:
+    for name, value, then in named:
+        if value and value != then:
             raise SpecError(
-                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. "
+                f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={value!r}. "
                 "Leave it out."
             )
     base = working_directory()  # environments may change the working directory
     with contextlib.ExitStack() as stack:
         place = base / (
-            config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
+            config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-reproduce-"))
         )
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
@@ -153,10 +153,10 @@ def _record(directory: Path) -> RunRecord:
     whole = working_directory() / directory
     newest = checkpoint.latest(whole / "checkpoints")
     if newest is None:
-        raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
+        raise SpecError(f"{str(directory)!r} cannot be reproduced: it has no checkpoint to compare with.")
     training = checkpoint.read_header(newest)["training"]
     for reason in _obstacles(data, training, run):
-        raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
+        raise SpecError(f"{str(directory)!r} cannot be reproduced: {reason}")
     # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
     run = run.replace(target_reward=None, max_steps=FOREVER)
     if data.get("vector") is not None:
@@ -243,7 +243,7 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
         try:
             sinks.message(
-                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed "
+                f"Reproducing {record.directory}: {record.data['agent']['type']} on {run.env}, seed "
                 f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
@@ -263,10 +263,10 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
     rows = int(checkpoint.load_part(record.checkpoint, "train", like, "counters").rows)
     blocks = rows // session.learner.rows
     if max_steps is not None:
-        own = max_steps - record.origin.step
-        blocks = min(blocks, math.ceil(own / session.driver.block_steps))
+        steps = max_steps - record.origin.step
+        blocks = min(blocks, math.ceil(steps / session.driver.block_steps))
     if blocks < 1:
-        raise SpecError(f"{str(record.directory)!r} cannot be replayed: there is no step to repeat.")
+        raise SpecError(f"{str(record.directory)!r} cannot be reproduced: there is no step to repeat.")
     return blocks
 
 
@@ -274,27 +274,27 @@ def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: l
     """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
-    parts, found = [], []
+    parts, differences = [], []
     last = record.origin.step + record.training["step"]
     if whole or step == last:
         if step != last:
-            found.append(f"as many updates end at step {step}, not {last}")
+            differences.append(f"as many updates end at step {step}, not {last}")
         repeated = latest(place / "checkpoints")
         assert repeated is not None
-        found += compare.differences(record.checkpoint, repeated)
+        differences += compare.differences(record.checkpoint, repeated)
         parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
-    own = record.training["score"]["episodes"] - record.origin.episodes
-    rows = _rows(record, record.history, step, own)
+    episodes = record.training["score"]["episodes"] - record.origin.episodes
+    rows = _rows(record, record.history, step, episodes)
     again = _rows(record, place / "history.parquet", step)
     if rows is None:
         parts.append(f"no history: {shown(record.history)!r} does not exist here")
     else:
         assert again is not None
-        found += _history_differences(rows, again)
+        differences += _history_differences(rows, again)
         parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
-    if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
+    if not differences and rows is not None and len(parts) == 1 and not len(rows["step"]):
         raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
-    return Reproduction(found, changes, step, " and ".join(parts), _remedy())
+    return Reproduction(differences, changes, step, " and ".join(parts), _remedy())
 
 
 def _remedy() -> str:
@@ -305,7 +305,7 @@ def _remedy() -> str:
         return ""
     return (
         f"A GPU repeats bit for bit only with XLA_FLAGS={provenance.DETERMINISTIC}, in the run and in "
-        "its replay."
+        "its repetition."
     )
 
 
@@ -325,30 +325,30 @@ def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> 
         return None
     columns = read_history(path)
     steps = columns["step"]
-    own = np.flatnonzero(steps > record.origin.step)[:most]
-    own = own[steps[own] <= step]
-    return {name: column[own] for name, column in columns.items() if name not in CLOCKED}
+    rows = np.flatnonzero(steps > record.origin.step)[:most]
+    rows = rows[steps[rows] <= step]
+    return {name: column[rows] for name, column in columns.items() if name not in CLOCKED}
 
 
 def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
     """Return a line for the first episode in which each column differs."""
     import numpy as np
 
-    found = []
+    differences = []
     counts = len(then["step"]), len(now["step"])
     if counts[0] != counts[1]:
-        found.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
+        differences.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
     # Where no episode was repeated, columns of `info` are missing.
     for name in filter(now.__contains__, then):
         one, other = (rows[name][: min(counts)] for rows in (then, now))
         rows = np.flatnonzero(~((one == other) | ((one != one) & (other != other))))
         if len(rows):
             i = rows[0]
-            found.append(
+            differences.append(
                 f"{name} of {len(rows)} episodes, first of number {i + 1} (step {then['step'][i]}): "
                 f"{one[i]} then, {other[i]} now"
             )
-    return found
+    return differences
 
 
 def _changes(data: dict[str, Any], base: Path) -> list[str]:
@@ -363,14 +363,14 @@ def _changes(data: dict[str, Any], base: Path) -> list[str]:
         "machine": provenance.machine(),
         "git": provenance.git_state(base) or {},
     }
-    found = []
+    changes = []
     for part, values in now.items():
         then = last.get(part) or {}
-        # What a run of an earlier version did not record says nothing.
+        # What was not recorded says nothing.
         for name in then or values:
             if then.get(name) != values.get(name):
-                found.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
-    return found
+                changes.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
+    return changes
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,7 @@ from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
 from operant.errors import SpecError, UsageError, quoted, shown, value_error, working_directory
 from operant.spec import Schedule, effective, options, plain, presets, runtime, traced
-from operant.spec.run import GAMES, PROCESSES, TOGETHER, RunConfig, located, with_effect
+from operant.spec.run import GAMES, PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Origin
@@ -124,7 +124,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on
     # unclipped rewards.
     before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
-    stored = with_effect(saved["run"], bool(games))
+    stored = saved["run"]
     run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
     if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from operant.envs.vector.spawn import killed
+from operant.envs.workers.process import killed
 from operant.errors import OperantError
 from operant.spec.run import RunConfig, located
 from operant.tracking import History, LoggerGroup
@@ -109,10 +109,10 @@ class TrialProcess:
 
 def work(descriptor: int) -> None:
     """Be the process of a trial: what `TrialProcess` starts."""
-    from operant.envs.vector.worker import line
+    from operant.envs.workers.worker import parent_pipe
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = line(descriptor)
+    connection = parent_pipe(descriptor)
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

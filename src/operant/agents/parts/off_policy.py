@@ -1,5 +1,5 @@
-"""What off-policy actor-critics for float actions share: models, acting with noise, the loop of gradient
-steps, targets.
+"""What off-policy actor-critics for float actions share: networks, acting with noise, batches from the
+replay memory. What they learn by (targets, losses, steps) stands in the file of each.
 
 For networks, actions are in units (see `operant.agents.parts.action_scaling`). Recurrent ones learn from
 replayed sequences (Heess et al. 2015, "Memory-based control with recurrent neural networks",
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -35,7 +35,7 @@ from operant.agents.table import serving
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.network import written
-from operant.ops import losses, optimise, prng
+from operant.ops import optimise, prng
 from operant.ops.repeat import repeat
 from operant.spec.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
@@ -88,28 +88,23 @@ class ReplayBatch(NamedTuple):
 
 
 class CriticStep(NamedTuple):
-    """What a gradient step of the critics returns."""
+    """What became of a gradient step of the critics."""
 
-    params: Tree
-    """A tuple, one entry for each critic."""
-    optimizer: Tree
-    ok: Array
-    """Whether the step was taken: a gradient that is not finite, or of no data, changes nothing but
-    running averages."""
+    taken: Array
+    """False: the gradient was not finite, or of no data, and nothing changed but running averages."""
     skipped: Array
     """1 if it was left out for not being finite, else 0."""
-    metrics: Metrics
+    grad_norm: Array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Continuous(abc.ABC):
+class ContinuousActorCritic(abc.ABC):
     """Base of the algorithms.
 
     A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
 
-    Its state has the fields `actor`, `actor_optimizer`, `critic_optimizer`, `reward_scale`, and for each
-    model of `critics` the variables under its name; these names and `actor`, prefixed with `target_`, hold
-    the targets' parameters.
+    Its state has the field `reward_scale` and, for each of the `models`, its variables under its name; the
+    targets' parameters have the same names, prefixed with `target_`.
     """
 
     config: Any
@@ -200,17 +195,10 @@ class Continuous(abc.ABC):
         changed = {key: value for key, value in own.items() if value is not None}
         return updates.optimizer(self.config.with_values(changed))
 
-    def start(self, key: Key) -> dict[str, Any]:
-        """Return the first values of the state's common fields; every model has a key of its own."""
-        keys = jax.random.split(key, 1 + len(self.critics))
-        variables = {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
-        critics = tuple(variables[name]["params"] for name in self.critics)
-        return {
-            **variables,
-            "actor_optimizer": self.actor_optimizer.init(variables["actor"]["params"]),
-            "critic_optimizer": self.critic_optimizer.init(critics),
-            "reward_scale": updates.reward_scale(self.config, self.actors),
-        }
+    def networks(self, key: Key) -> dict[str, Tree]:
+        """Return the first variables of every model, each from a key of its own."""
+        keys = jax.random.split(key, len(self.models))
+        return {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
 
     @property
     def models(self) -> dict[str, Model]:
@@ -370,11 +358,16 @@ class Continuous(abc.ABC):
         """Return what critics read."""
         return with_actions(observation, action, self.spaces)
 
-    def target_variables(self, state: Any, name: str) -> Tree:
-        """Return the variables of a target network: its own parameters, with the running moments of the
-        network that it follows.
+    def values(
+        self, state: Any, params: Sequence[Tree], inputs: NetworkInputs, action: Arrays
+    ) -> tuple[Array, ...]:
+        """Return the value `[B]` of every critic: with these parameters, and the rest of its variables as in
+        the state.
         """
-        return {**getattr(state, name), "params": getattr(state, f"target_{name}")}
+        return tuple(
+            self.value(name, {**getattr(state, name), "params": own}, inputs, action)
+            for name, own in zip(self.critics, params, strict=True)
+        )
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
         """Return a state whose networks a loss applies as in training, each with noise of its own (see
@@ -384,42 +377,27 @@ class Continuous(abc.ABC):
         found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
         return state._replace(**found)
 
-    def improve_critics(self, state: Any, batch: ReplayBatch, target: Array) -> CriticStep:
-        """Take one step on the squared error to the target `[B]`, summed over the critics.
-
-        The state is from `learning`.
-        """
-        names = tuple(self.critics)
-        params = tuple(getattr(state, name)["params"] for name in names)
-        gradient = jax.value_and_grad(critic_loss, has_aux=True)
-        (loss, value), grads = gradient(params, state, self, batch, target)
+    def step_critics(
+        self, state: Any, params: tuple[Tree, ...], optimizer: Tree, grads: Tree, batch: ReplayBatch
+    ) -> tuple[tuple[Tree, ...], Tree, CriticStep]:
+        """Step all critics together, and move their running averages; the state is from `learning`."""
         there = jnp.any(batch.weight > 0)
-        new, optimizer, info = optimise.apply(
-            self.critic_optimizer, params, state.critic_optimizer, grads, there=there
-        )
+        params, optimizer, info = optimise.apply(self.critic_optimizer, params, optimizer, grads, there=there)
         inputs = self._inputs(batch.now.observation, batch.action)
-        new = tuple(
-            self.critics[name].averaged(own, getattr(state, name), inputs, there=there)
-            for name, own in zip(names, new, strict=True)
+        params = tuple(
+            model.averaged(own, getattr(state, name), inputs, there=there)
+            for (name, model), own in zip(self.critics.items(), params, strict=True)
         )
-        metrics = {"loss/critic": loss, "value/mean": value, "update/grad_norm": info["grad_norm"]}
-        return CriticStep(new, optimizer, (info["skipped"] == 0) & there, info["skipped"], metrics)
+        taken = (info["skipped"] == 0) & there
+        return params, optimizer, CriticStep(taken, info["skipped"], info["grad_norm"])
 
-    def improve_actor(
-        self, params: Tree, optimizer: Tree, loss: Callable[[Tree], tuple[Array, Tree]]
-    ) -> tuple[Tree, Tree, Metrics, Tree]:
-        """Take one step of the actor on its loss.
-
-        Return parameters, optimizer, metrics, and what the loss returned besides its value.
-        """
-        (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    def step_actor(
+        self, state: Any, params: Tree, optimizer: Tree, grads: Tree, batch: ReplayBatch
+    ) -> tuple[Tree, Tree, Metrics]:
+        """Step the actor, and move its running averages; the state is from `learning`."""
         params, optimizer, info = optimise.apply(self.actor_optimizer, params, optimizer, grads)
-        metrics = {"loss/actor": value, **{f"update/{k}": x for k, x in info.items()}}
-        return params, optimizer, metrics, aux
-
-    def follow(self, target: Tree, online: Tree) -> Tree:
-        """Move targets by `tau` of the way: Polyak averaging."""
-        return optimise.interpolate(target, online, self.config.tau)
+        params = self.actor.averaged(params, state.actor, batch.now.observation)
+        return params, optimizer, {f"update/{k}": x for k, x in info.items()}
 
     def learn(
         self,
@@ -505,18 +483,6 @@ class Continuous(abc.ABC):
         )
 
 
-def critic_loss(
-    params: Tree, state: Any, algorithm: Continuous, batch: ReplayBatch, target: Array
-) -> tuple[Array, Array]:
-    """Return the mean squared error, summed over critics, and the mean value of the first one."""
-    values = [
-        algorithm.value(name, {**getattr(state, name), "params": own}, batch.now, batch.action)
-        for name, own in zip(algorithm.critics, params, strict=True)
-    ]
-    errors = [losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values]
-    return sum(errors[1:], errors[0]), losses.weighted_mean(values[0], batch.weight)
-
-
 def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
     """Return copies of networks as targets, for those networks whose target is a field of the state."""
     return {
@@ -526,14 +492,25 @@ def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str,
     }
 
 
-def merged(improved: CriticStep, actor: Metrics) -> Metrics:
-    """Return the metrics of a gradient step of critics and actor."""
+def step_metrics(critics: CriticStep, actor: Metrics) -> Metrics:
+    """Return the metrics of a gradient step of critics and actor (`NO_STEP`, or those of its step)."""
     return {
-        **improved.metrics,
         **actor,
-        "update/grad_norm": jnp.hypot(improved.metrics["update/grad_norm"], actor["update/grad_norm"]),
-        "update/skipped": jnp.where(improved.ok, actor["update/skipped"], improved.skipped),
+        "update/grad_norm": jnp.hypot(critics.grad_norm, actor["update/grad_norm"]),
+        "update/skipped": jnp.where(critics.taken, actor["update/skipped"], critics.skipped),
     }
+
+
+def gaussian(units: Arrays, noise: Arrays, deviation: float | Array) -> Arrays:
+    """Return actions in units with noise of this standard deviation, cut to the bounds."""
+    return {name: jnp.clip(x + deviation * noise[name], -1.0, 1.0) for name, x in units.items()}
+
+
+def noise_scale(spaces: Spaces, deviation: float | Array) -> Array:
+    """Return a deviation in units in the environment's scale, the mean over action elements."""
+    leaves = spaces.actions.components.values()
+    half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
+    return jnp.asarray(deviation, jnp.float32) * np.float32(half.mean())
 
 
 def _network(given: Any) -> Any:

@@ -6,12 +6,13 @@ wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import Connection, LocalConnection
+from operant.envs.connection import Connection, LocalConnection, VectorizedConnection, close_all
 from operant.envs.env_spec import EnvSpec, refuse_same
+from operant.envs.environment import Environment
 from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
 from operant.errors import UsageError, suggest, value_error, whole
@@ -42,6 +43,7 @@ def connect(
     timeout_seconds: float = 60.0,
     start_seconds: float | None = None,
     max_restarts: int = 3,
+    side_by_side: bool = False,
     **kwargs: Any,
 ) -> list[Connection]:
     """Connect to environments: here, in processes, or served on other machines.
@@ -64,6 +66,8 @@ def connect(
         start_seconds: how long a process or an actor may take to start (default: 120), or a server to be
             reached (default: 30).
         max_restarts: how often each may be replaced, or reached again, without an episode ending in between.
+        side_by_side: whether a vectorizable environment in this process runs `num_parallel` episodes itself,
+            behind one connection with that many actors.
         kwargs: arguments of the environment; for `socket-client`, `token`, `token_file` and `certificate`
             (see `credentials`).
 
@@ -78,26 +82,58 @@ def connect(
         start_seconds = _REACH_SECONDS if remote == "socket-client" else 120.0
     limits = ConnectionLimits(timeout_seconds, start_seconds, max_restarts)
     if remote == "socket-client":
-        if environment is not None or environments is not None or max_episode_timesteps is not None:
-            raise UsageError(
-                "With remote='socket-client' the server defines the environment. Leave environment, "
-                "environments and "
-                "max_episode_timesteps out here, and give them to the server."
-            )
+        options = {
+            "environment": environment,
+            "environments": environments,
+            "max_episode_timesteps": max_episode_timesteps,
+        }
+        refuse_options(options)
         return _reach(_addresses(host, port, num_parallel), limits, blocking, **kwargs)
     sources = [
-        resolve(given, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
-        for given in _each(environment, environments, num_parallel)
+        resolve(each, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
+        for each in _each(environment, environments)
     ]
+    if environments is None:
+        sources *= num_parallel or 1
+    elif num_parallel not in (None, len(sources)):
+        must = f"{len(sources)}, as many as environments"
+        raise value_error("num_parallel", must, num_parallel, "Leave it out.")
     if remote is None:
-        if sources[0].is_object and environments is None and num_parallel not in (None, 1):
-            raise UsageError(
-                f"The environment {sources[0].name!r} exists already, and there is only one of it. "
-                f"Received: num_parallel={num_parallel}. Give its id or its class."
-            )
-        refuse_same(sources)
-        return _met(LocalConnection(source.create(), own=not source.is_object) for source in sources)
+        refuse_same([] if environments is None else sources)
+        return _local(sources, side_by_side and environments is None and num_parallel is not None)
     return start(sources, remote, limits, blocking, host, port)
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Refuse what the server decides on, with remote='socket-client'.
+
+    Raises:
+        UsageError: one of the options, by name, is not None.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(
+                "With remote='socket-client' the server defines the environment. Leave "
+                f"{name} out here, and give it to the server. Received: {name}={value!r}."
+            )
+
+
+def _local(sources: Sequence[EnvSpec], side_by_side: bool) -> list[Connection]:
+    """Make environments in this process."""
+    source, n = sources[0], len(sources)
+    owned = not source.is_object
+    first = source.create()
+    if side_by_side and first.is_vectorizable():
+        return [VectorizedConnection(first, n, owned)]
+    if n > 1 and all(each is source for each in sources) and not owned:
+        raise UsageError(
+            f"The environment {source.name!r} exists already, and there is only one of it. "
+            f"Received: num_parallel={n}. Give its id or its class, or a list of objects as environments."
+        )
+    return _met(
+        LocalConnection(first if i == 0 else each.create(), not each.is_object)
+        for i, each in enumerate(sources)
+    )
 
 
 def start(
@@ -176,8 +212,7 @@ def _met(making: Iterable[Connection]) -> list[Connection]:
                 connection.meet()
         _check_alike(connections)
     except BaseException:
-        for connection in connections:
-            connection.close()
+        close_all(connections)
         raise
     return connections
 
@@ -238,27 +273,27 @@ def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str
     return list(zip(hosts, ports, strict=True))
 
 
-def _each(environment: Any, environments: Sequence[Any] | None, num_parallel: int | None) -> list[Any]:
-    """Return one specification for each environment."""
+def _each(environment: Any, environments: Any) -> list[Any]:
+    """Return the one specification, or those of a list."""
     if (environment is None) == (environments is None):
-        raise UsageError("Give either environment or environments.")
+        received = "none of them" if environment is None else "both"
+        raise UsageError(f"Give either environment or environments. Received: {received}.")
     if environments is None:
-        return [environment] * (num_parallel or 1)
-    if isinstance(environments, str) or not environments:
+        return [environment]
+    if isinstance(environments, str | Environment) or not isinstance(environments, Iterable):
+        raise value_error("environments", "a list of environments", environments, "For one: environment=")
+    specifications = list(environments)
+    if not specifications:
         raise value_error("environments", "a list of at least one environment", environments)
-    if num_parallel not in (None, len(environments)):
-        raise value_error("num_parallel", f"{len(environments)}, as many as environments", num_parallel)
-    return list(environments)
+    return specifications
 
 
 def _check_alike(connections: Sequence[Connection]) -> None:
     first = connections[0]
     for i, connection in enumerate(connections):
-        if connection.spaces != first.spaces or connection.num_actors != first.num_actors:
+        if connection.spaces != first.spaces:
             raise UsageError(
-                f"All environments must have the same states and actions. Environment {i} "
-                f"({connection.name!r}) has "
-                f"{connection.spaces} and {connection.num_actors} actor(s), environment 0 ({first.name!r}) "
-                "has "
-                f"{first.spaces} and {first.num_actors}."
+                "All environments must have the same states and actions. Environment "
+                f"{i} ({connection.name!r}) has {connection.spaces.to_spec()}, environment 0 "
+                f"({first.name!r}) has {first.spaces.to_spec()}."
             )

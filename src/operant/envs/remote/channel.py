@@ -9,7 +9,8 @@ import ssl
 import time
 
 from operant.envs.remote.wire import GREETING_BYTES, MAC, Frames, frame
-from operant.envs.vector.spawn import LostError, milliseconds
+from operant.envs.workers.process import milliseconds
+from operant.envs.workers.restarts import LostError
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds of silence before the first probe, seconds between probes, and how many go unanswered before the

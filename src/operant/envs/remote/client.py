@@ -16,7 +16,7 @@ from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, Res
 from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
-from operant.envs.vector.spawn import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvironmentError, SpecError
 
 _TRY_SECONDS = 5.0

@@ -23,7 +23,8 @@ from operant.envs.remote.restarting import ConnectionLimits, RestartingConnectio
 from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
-from operant.envs.vector.spawn import SECRET, LostError, error_named
+from operant.envs.workers.process import SECRET, error_named
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvironmentError, SpecError, UsageError
 
 PORT = 6379

@@ -11,11 +11,11 @@ import numpy as np
 
 from operant.envs.connection import Answer
 from operant.envs.env_spec import EnvSpec
-from operant.envs.remote.env_worker import FIELDS
 from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
 from operant.envs.vector.base import Flat
-from operant.envs.vector.spawn import LostError, Worker, end, main_program, memory_file
-from operant.envs.vector.worker import RESET, STEP, SharedArrays
+from operant.envs.workers.process import Worker, end, memory_file
+from operant.envs.workers.restarts import LostError
+from operant.envs.workers.shared_arrays import RESET, STEP, SharedArrays
 from operant.errors import EnvironmentError, OperantError
 from operant.spec.spaces import Spaces
 
@@ -36,15 +36,13 @@ class ProcessConnection(RestartingConnection):
     """
 
     def __init__(self, source: EnvSpec, index: int, limits: ConnectionLimits, blocking: bool = False) -> None:
-        literal = source.literal()
-        main = main_program([literal])
+        begin = {"task": "environment", "sources": [source.literal()]}
         super().__init__(index, limits, blocking)
         self.name = source.name
         self._descriptor = memory_file()
-        begin = {"task": "operant.envs.remote.env_worker:HostTask", "sources": [literal], "main": main}
         self._worker = Worker(index, begin, self._descriptor)
         self._finalizer = weakref.finalize(self, end, [self._worker], self._descriptor)
-        self._met = False
+        self._introduced = False
         try:
             self._worker.start()
         except BaseException:
@@ -60,19 +58,18 @@ class ProcessConnection(RestartingConnection):
         """
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
         try:
-            described = self._worker.receive(time.monotonic() + seconds, seconds)
+            self._description = self._worker.introduction(seconds)
         except LostError as lost:
             self.close()
-            raise EnvironmentError(f"{self.where} {lost} while it started.") from None
+            raise EnvironmentError(f"{self.where} {lost}.") from None
         except BaseException:
             self.close()
             raise
-        self._described = described
-        spec, self.max_episode_timesteps, self.num_actors = described
+        spec, self.max_episode_timesteps, self.num_actors = self._description
         self.spaces = Spaces.from_spec(spec)
-        self._memory = SharedArrays(self.spaces, self.num_actors, self._descriptor, FIELDS, create=True)
-        self._worker.send(repr(self.num_actors).encode())
-        self._met = True
+        self._memory = SharedArrays(self.spaces, self.num_actors, self._descriptor, create=True)
+        self._worker.share(self.num_actors)
+        self._introduced = True
 
     def _place(self) -> str:
         process = self._worker.process
@@ -83,8 +80,8 @@ class ProcessConnection(RestartingConnection):
             self._worker.start()
         except OSError as error:
             raise LostError(f"could not be started: {error}") from None
-        self._met = False
-        self._worker.send(repr(self.num_actors).encode())
+        self._introduced = False
+        self._worker.share(self.num_actors)
 
     def _drop(self) -> None:
         self._worker.kill()
@@ -105,35 +102,35 @@ class ProcessConnection(RestartingConnection):
 
     def _read(self) -> tuple[Answer, float | None] | None:
         try:
-            found = self._worker.receive(time.monotonic() + 1.0, 1.0)
-            if not self._met:  # a replacement describes itself first
-                if found != self._described:
-                    raise LostError("came back as another environment")
-                self._met = True
-                return None
+            description = self._worker.receive(time.monotonic() + 1.0, 1.0)
         except OperantError as fault:
             raise LostError(f"failed: {fault}") from None
-        return self._answered()
+        if self._introduced:
+            return self._answered()
+        if description != self._description:
+            raise LostError("came back as another environment")
+        self._introduced = True
+        return None
 
     def _answered(self) -> tuple[Answer, float | None]:
         fields = self._memory.fields
         acted, running = int(fields["acted"][0]), int(fields["running"][0])
-        own = float(fields["return"][0])
-        seconds = float(fields["seconds"][0])
+        episode_return, seconds = float(fields["return"][0]), float(fields["seconds"][0])
         if self.num_actors == 1:
             terminal: Any = int(fields["terminal"][0]) if acted else 0
             reward: Any = float(fields["reward"][0]) if acted else 0.0
-            parallel, told = None, 1
+            parallel, n = None, 1
         else:
             terminal = fields["terminal"][:acted].astype(np.int64) if acted else 0
             reward = fields["reward"][:acted].copy() if acted else 0.0
-            parallel, told = fields["parallel"][:running].astype(np.int64), int(fields["told"][0])
+            parallel, n = fields["parallel"][:running].astype(np.int64), int(fields["observed"][0])
         flat: dict[str, Any] = {
-            name: (array[0] if parallel is None else array[:told]).copy()
+            name: (array[0] if parallel is None else array[:n]).copy()
             for name, array in self._memory.observation.items()
         }
-        states = self.spaces.unflatten(flat) if told else None
-        return Answer(states, terminal, reward, parallel, seconds), None if math.isnan(own) else own
+        states = self.spaces.unflatten(flat) if n else None
+        answer = Answer(states, terminal, reward, parallel, seconds)
+        return answer, None if math.isnan(episode_return) else episode_return
 
     def _finish(self) -> None:
         self._finalizer()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from operant.envs.connection import Answer, Connection
 from operant.envs.env_spec import EnvSpec
-from operant.envs.environment import Environment, Shaping
-from operant.envs.remote import REMOTE, ConnectionLimits, check, connect, read_ports, start
-from operant.envs.validated_env import ValidatedEnv
+from operant.envs.environment import Environment
+from operant.envs.remote import read_ports
 from operant.errors import UsageError
 
 _log = logging.getLogger("operant")
-MODES = (*REMOTE, "socket-server")
 
 
 class RemoteEnv(Environment):
@@ -86,46 +83,3 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
         _log.info("Serving %s.", server)
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()
-
-
-def create(
-    source: EnvSpec | None,
-    reward_shaping: Shaping | None,
-    arguments: Mapping[str, Any],
-    *,
-    remote: str | None,
-    blocking: bool,
-    host: Any,
-    port: Any,
-) -> ValidatedEnv | None:
-    """Do what `Environment.create` does with `remote`; return None after a server has ended.
-
-    Args:
-        source: the environment, without `reward_shaping`; None for `socket-client`.
-        reward_shaping: runs in this process.
-        arguments: for `socket-client`, those of the connection.
-        remote: one of `MODES`, or None if only others of the arguments below were given.
-        blocking: for connections.
-        host: for sockets and clusters.
-        port: for sockets and clusters.
-    """
-    check(remote, blocking, host, port, MODES)
-    if remote == "socket-client":
-        if source is not None:
-            raise UsageError(
-                "With remote='socket-client' the server defines the environment. Leave environment and "
-                "max_episode_timesteps out here, and give them to the server."
-            )
-        (connection,) = connect(remote="socket-client", blocking=blocking, host=host, port=port, **arguments)
-        return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
-    assert source is not None
-    if remote == "socket-server":
-        if reward_shaping is not None:
-            raise UsageError(
-                "Rewards of served environments are shaped by the client. Give reward_shaping there."
-            )
-        serve(source, host, port)
-        return None
-    assert remote is not None
-    (connection,) = start([source], remote, ConnectionLimits(), blocking, host, port)
-    return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)

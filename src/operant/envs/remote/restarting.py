@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import abc
-import logging
 import time
 from typing import Any, NamedTuple
 
@@ -14,12 +13,12 @@ import numpy as np
 from operant.envs.connection import Answer
 from operant.envs.environment import take
 from operant.envs.vector.base import Flat, seed_of
-from operant.envs.vector.spawn import LostError, times
+from operant.envs.workers.restarts import LostError, RestartPolicy
 from operant.errors import EnvironmentError, UsageError, value_error
 from operant.spec.spaces import Spaces
 
 _FOREVER = 3600.0
-_log = logging.getLogger("operant")
+_REMEDY = "Mend the environment, or raise timeout_seconds or max_restarts."
 
 
 class ConnectionLimits(NamedTuple):
@@ -69,21 +68,16 @@ class RestartingConnection(abc.ABC):
             raise value_error("max_restarts", "a whole number of at least 0", limits.max_restarts)
         self.index = index
         self.restarts = 0
-        self._in_a_row = 0  # those since an episode ended
+        self._policy = RestartPolicy(limits.max_restarts, _REMEDY)
         self._limits, self._blocking = limits, blocking
         self._is_open = True
-        self._fresh = False  # whether it is a replacement that has not answered yet
-        self._there = True
+        self._is_lost = False
+        self._is_new = False  # a replacement that has not answered yet
         self._seed: int | None = None
         self._request: int | Flat | None = None
-        self._asked = False
+        self._is_pending = False
         self._answer: Answer | None = None
         self._error: EnvironmentError | None = None
-        self._midway = ""
-        """What a Ctrl-C would leave half done: `asking` or `reading`.
-
-        Deferring signals instead takes as long as half a step.
-        """
         self._deadline = 0.0
         self._actors: Any = None
         self._last: Any = None
@@ -100,7 +94,8 @@ class RestartingConnection(abc.ABC):
 
     def forgive(self) -> None:
         """Reset the count of restarts, for the next user."""
-        self.restarts = self._in_a_row = 0
+        self.restarts = 0
+        self._policy.forgive()
 
     @property
     def where(self) -> str:
@@ -148,7 +143,7 @@ class RestartingConnection(abc.ABC):
         self._check_free()
         if seed is not None:
             self._seed = seed = int(seed)
-        elif (self._fresh or not self._there) and self._seed is not None:
+        elif (self._is_new or self._is_lost) and self._seed is not None:
             # A replacement has no random generator to continue with: it gets a seed, so that runs can be
             # repeated.
             seed = seed_of(self._seed, 2**20 + self.restarts)
@@ -174,68 +169,57 @@ class RestartingConnection(abc.ABC):
     def _check_free(self) -> None:
         if not self._is_open:
             raise UsageError(f"The environment {self.name!r} is closed. Create another one.")
-        if self._asked:
+        if self._is_pending:
             raise UsageError(
                 f"{self.where} was asked already. Call receive first, or where a call was interrupted begin "
                 "an episode: reset."
             )
 
     def _begin(self, request: int | Flat | None) -> None:
-        self._midway = "asking"
-        self._request, self._asked, self._answer, self._error = request, True, None, None
+        self._request, self._is_pending, self._answer, self._error = request, True, None, None
         try:
             self._attempt()
         except LostError as lost:
-            self._lose(lost)
+            self._replace(lost)
         if self._blocking:
             self.ready(_FOREVER)
 
     def _attempt(self) -> None:
         """Send the request, after opening a new other side if the last one was lost."""
-        seconds = self._limits.timeout_seconds
-        if not self._there:
+        if self._is_lost:
             self._open()
-            self._there, self._fresh = True, True
-        if self._fresh:
-            seconds = max(seconds, self._limits.start_seconds)
-        self._deadline = time.monotonic() + seconds
-        self._midway = "asking"
+            self._is_lost, self._is_new = False, True
+        self._deadline = time.monotonic() + self._seconds()
         self._ask(self._request)
-        self._midway = ""
 
-    def _lose(self, lost: LostError) -> None:
+    def _seconds(self) -> float:
+        """Return how long an answer may take."""
+        seconds = self._limits.timeout_seconds
+        return max(seconds, self._limits.start_seconds) if self._is_new else seconds
+
+    def _replace(self, lost: LostError) -> None:
         """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
         if not self._is_open:  # closed from another thread: no replacement is needed
             self._error = EnvironmentError(f"{self.where} was closed.")
             return
-        self._there, self._midway = False, ""
-        self._drop()
-        which = self.where
+        name = self.where
         while True:
-            text = str(lost)
-            if lost.final or self._in_a_row >= self._limits.max_restarts:
-                again = (
-                    "" if lost.final else "Mend the environment, or raise timeout_seconds or max_restarts."
-                )
-                more = (
-                    f", and it was replaced {times(self._in_a_row)} already. {again}"
-                    if self._in_a_row
-                    else f". {again}"
-                )
-                self._error = EnvironmentError(f"{which} {_with(text, more.rstrip())}")
+            self._is_lost = True
+            self._drop()
+            try:
+                self._policy.spend(name, lost)
+            except EnvironmentError as error:
+                self._error = error
                 return
             self.restarts += 1
-            self._in_a_row += 1
-            _log.warning("%s %s", which, _with(text, "; it is replaced."))
             if isinstance(self._request, dict):
-                self._answer = self._cut(f"{which} {text}")
+                self._answer = self._cut(f"{name} {lost}")
                 return
             try:
                 self._attempt()
                 return
-            except LostError as next_lost:
-                self._there, lost = False, next_lost
-                self._drop()
+            except LostError as again:
+                lost = again
 
     def _cut(self, lost: str) -> Answer:
         """Return the answer to a step whose other side was lost."""
@@ -251,29 +235,20 @@ class RestartingConnection(abc.ABC):
         Also true if the environment is lost for good, for which `receive` raises.
         """
         until = time.monotonic() + seconds
-        while self._asked and self._answer is None and self._error is None:
+        while self._is_pending and self._answer is None and self._error is None:
             now = time.monotonic()
             try:
                 if self._arrived(max(0.0, min(until, self._deadline) - now)):
-                    self._midway = "reading"
-                    if (read := self._read()) is not None:
-                        self._answer, self._return = read
-                        self._fresh = False
-                    self._midway = ""
+                    if (content := self._read()) is not None:
+                        self._answer, self._return = content
+                        self._is_new = False
                 elif time.monotonic() >= self._deadline:
-                    raise LostError(self._late())
+                    raise LostError(f"did not answer within {self._seconds():g} s")
                 elif time.monotonic() >= until:
                     return False
             except LostError as lost:
-                self._lose(lost)
-        return self._asked
-
-    def _late(self) -> str:
-        seconds = self._limits.timeout_seconds
-        return (
-            "did not answer within "
-            f"{max(seconds, self._limits.start_seconds) if self._fresh else seconds:g} s"
-        )
+                self._replace(lost)
+        return self._is_pending
 
     def receive(self) -> Answer:
         """Return the answer to the open request, after waiting for it if necessary.
@@ -282,11 +257,11 @@ class RestartingConnection(abc.ABC):
             UsageError: no request is open.
             EnvironmentError: the environment was lost too often; it is closed.
         """
-        if not self._asked:
+        if not self._is_pending:
             raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
         while not self.ready(_FOREVER):
             pass
-        self._asked = False
+        self._is_pending = False
         if self._error is not None:
             self.close()
             raise self._error
@@ -298,7 +273,7 @@ class RestartingConnection(abc.ABC):
             self._actors = (0,) if answer.terminal == 0 else None
         self._last = answer.states
         if self._actors is None and not answer.lost:
-            self._in_a_row = 0
+            self._policy.forgive()
         return answer
 
     def forget(self) -> None:
@@ -309,25 +284,11 @@ class RestartingConnection(abc.ABC):
         Raises:
             EnvironmentError: the environment was lost too often; it is closed.
         """
-        if self._asked and self._there and self._midway != "asking":
-            if not self._was_read():
-                self.receive()
-        elif self._asked:  # it was being replaced; or nobody can tell whether it was asked
+        if self._is_pending and not self._is_lost:
+            self.receive()
+        elif self._is_pending:  # it was being replaced
             self._drop()
-            self._there = False
-        self._asked, self._midway = False, ""
-        self._actors = None
-
-    def _was_read(self) -> bool:
-        """Tell whether an answer was read and, interrupted, not noted: it had arrived before, and is not
-        there any more.
-        """
-        if self._midway != "reading" or self._answer is not None:
-            return False
-        try:
-            return not self._arrived(0.0)
-        except LostError:  # for `receive` to handle
-            return False
+        self._is_pending, self._actors = False, None
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, or None."""
@@ -336,15 +297,9 @@ class RestartingConnection(abc.ABC):
     def close(self) -> None:
         """Close the environment; a second call does nothing."""
         if self._is_open:
-            self._is_open, self._asked = False, False
+            self._is_open = self._is_pending = False
             self._finish()
 
     @abc.abstractmethod
     def _finish(self) -> None:
         """Close the other side."""
-
-
-def _with(text: str, more: str) -> str:
-    """Append the end of a sentence to the first line of a text, before its traceback."""
-    first, line, rest = text.partition("\n")
-    return f"{first.rstrip('.')}{more}{line}{rest}"

@@ -22,7 +22,7 @@ from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.vector.spawn import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvironmentError, SpecError
 
 PORT = 65432

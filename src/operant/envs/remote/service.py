@@ -8,7 +8,7 @@ from operant.envs.connection import Connection
 from operant.envs.remote import wire
 from operant.envs.remote.restarting import EnvDescription
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.vector.spawn import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import OperantError
 
 

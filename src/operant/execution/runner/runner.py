@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.agents.base.agent_spec import parse_agent
-from operant.envs.connection import Connection
+from operant.envs.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
 from operant.errors import (
     SpaceError,
@@ -21,8 +21,8 @@ from operant.errors import (
     working_directory,
 )
 from operant.execution.agent import Agent, specified
-from operant.execution.runner import connections
 from operant.execution.runner.bar import Bar
+from operant.execution.runner.connections import open_environments
 from operant.execution.runner.fast_path import FastPath
 from operant.execution.runner.interaction import Interaction, RunLimits
 from operant.execution.runner.run_statistics import RunOptions, RunStatistics, flags
@@ -95,7 +95,7 @@ class Runner:
         self.is_agent_external = isinstance(agent, Agent)
         self.evaluation = evaluation
         agent = read(agent)
-        self.environments: list[Connection] = connections.connect(
+        self.environments: list[Connection] = open_environments(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
             token_file=token_file, certificate=certificate,
@@ -105,7 +105,7 @@ class Runner:
             learning = self.environments[:-1] if evaluation else self.environments
             self.agent = _agent(agent, self.environments[0], sum(c.num_actors for c in learning))
         except BaseException:
-            connections.close(self.environments)
+            close_all(self.environments)
             raise
         first = 0
         for i, connection in enumerate(self.environments):
@@ -387,7 +387,7 @@ class Runner:
             return
         self._closed = True
         with contextlib.ExitStack() as stack:  # closes the last first, and the others if that fails
-            stack.callback(connections.close, self.environments)
+            stack.callback(close_all, self.environments)
             if not self.is_agent_external:
                 stack.callback(self.agent.close)
             if self._shortcut is not None:

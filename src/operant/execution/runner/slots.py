@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.envs.connection import Answer, Connection
+from operant.envs.connection import Answer, Connection, VectorizedConnection
 from operant.envs.environment import rows, take
-from operant.execution.runner.connections import VectorizedConnection
 
 
 class StepResult(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.errors import SpecError, suggest
@@ -30,11 +30,9 @@ class Preset(NamedTuple):
 
 def every() -> Iterator[Preset]:
     """Yield all presets."""
-    for file in sorted(resources.files(__name__).iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".json"):
-            agent = file.name.removesuffix(".json")
-            for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
-                yield Preset(agent, name, entry["settings"], entry["score"], entry.get("control", False))
+    for file in sorted(Path(__file__).parent.glob("*.json")):
+        for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
+            yield Preset(file.stem, name, entry["settings"], entry["score"], entry.get("control", False))
 
 
 def markdown(agents: Collection[str]) -> str:
@@ -51,7 +49,7 @@ def settings(agent: str, name: str) -> dict[str, Any]:
     Raises:
         SpecError: there is no such preset for the agent.
     """
-    found = {p.name: p for p in every() if p.agent == agent}
-    if name not in found:
-        raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, found)}")
-    return dict(found[name].settings)
+    presets = {p.name: p for p in every() if p.agent == agent}
+    if name not in presets:
+        raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, presets)}")
+    return dict(presets[name].settings)

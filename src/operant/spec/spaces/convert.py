@@ -190,10 +190,10 @@ class SpaceCodec:
                     kept = bool(np.array_equal(array.astype(part.dtype), array))
             if not kept:
                 numbers = "0 or 1" if part.storage.kind == "b" else f"numbers of type {part.dtype}"
-                found = f"dtype {array.dtype}"
+                received = f"dtype {array.dtype}"
                 if array.dtype.kind in "iuf" and array.size:
-                    found += f", from {array.min()} to {array.max()}"
-                raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {found}.")
+                    received += f", from {array.min()} to {array.max()}"
+                raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {received}.")
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
         """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the
@@ -326,10 +326,10 @@ def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
         if leaf.num_values is not None
     }
     for name, shape in shapes.items():
-        own = (mask_name(name),)
-        forms[own[0]] = [MaskForm(shape, own)]
+        mask = (mask_name(name),)
+        forms[mask[0]] = [MaskForm(shape, mask)]
         if len(shape) > 1:
-            forms[own[0]].append(MaskForm((math.prod(shape),), own, (shape,)))
+            forms[mask[0]].append(MaskForm((math.prod(shape),), mask, (shape,)))
     for _, part in _parts(node, ()):
         if part.split:
             pieces = tuple(shapes[name] for name in part.names)

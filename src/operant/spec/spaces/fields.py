@@ -37,11 +37,11 @@ def read_type(value: Any) -> Type:
         kind = np.dtype(value).kind if value is not None else ""
     except TypeError:
         kind = ""
-    found = {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(kind)
-    if found is None:
+    name = {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(kind)
+    if name is None:
         known = suggest(value, KINDS) if isinstance(value, str) else ""
         raise value_error("type", "'float', 'int' or 'bool'", value, known.strip())
-    return cast(Type, found)
+    return cast(Type, name)
 
 
 def read_dtype(value: Any, kind: str) -> str:

@@ -58,7 +58,6 @@ class Leaf:
     each frame once."""
 
     def __post_init__(self) -> None:
-        """Bring every field into its canonical form, and check it."""
         write = functools.partial(object.__setattr__, self)
         write("type", read_type(self.type))
         write("shape", read_shape(self.shape))
@@ -345,9 +344,9 @@ class Leaf:
         if self.storage.kind != "f":
             return self
 
-        def bound(given: Bound, array: NDArray) -> Any:
+        def bound(value: Bound, array: NDArray) -> Any:
             with np.errstate(over="ignore"):  # what the storage type cannot hold counts as open
-                return None if given is None else array.astype(self.storage).astype(np.float64)
+                return None if value is None else array.astype(self.storage).astype(np.float64)
 
         low, high = self._ends
         return dataclasses.replace(

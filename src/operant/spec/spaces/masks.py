@@ -52,7 +52,7 @@ def pop(tree: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Any]:
     branch = tree.get(head)
     if not tail or not isinstance(branch, Mapping):
         return tree, None
-    rest, found = pop(branch, tail)
+    rest, entry = pop(branch, tail)
     if rest is branch:
         return tree, None
-    return {key: rest if key == head else value for key, value in tree.items() if key != head or rest}, found
+    return {key: rest if key == head else value for key, value in tree.items() if key != head or rest}, entry

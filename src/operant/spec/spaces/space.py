@@ -231,7 +231,6 @@ class Spaces:
     """Flat names of the actions that come with a mask."""
 
     def __post_init__(self) -> None:
-        """Check kinds, and that every mask has its action."""
         Space.read(self.states, "state")
         Space.read(self.actions, "action")
         for action in self.masks:
@@ -271,7 +270,7 @@ class Spaces:
         """
         action_space = Space.read(actions, "action")
         spec = states.tree if isinstance(states, Space) else states
-        found = dict.fromkeys((masks,) if isinstance(masks, str) else masks)
+        names = dict.fromkeys((masks,) if isinstance(masks, str) else masks)
         for name, leaf in action_space.components.items():
             mask = None
             if isinstance(spec, Mapping):
@@ -290,10 +289,10 @@ class Spaces:
                     f"The mask {mask_name(name)!r} must be of type 'bool' and shape {wanted}. "
                     f"Received: type {received.type!r} and shape {received.shape}."
                 )
-            found[name] = None
-        if found and isinstance(spec, Mapping) and spec.keys() == {"state"}:
+            names[name] = None
+        if names and isinstance(spec, Mapping) and spec.keys() == {"state"}:
             spec = spec["state"]  # the single state is named only to stand beside its mask
-        return cls(Space(spec, "state"), action_space, tuple(found))
+        return cls(Space(spec, "state"), action_space, tuple(names))
 
     def mask_leaf(self, action: str) -> Leaf:
         """Return the mask of an action as a component: bool, `[*shape, num_values]`."""
@@ -330,15 +329,15 @@ class Spaces:
         Raises:
             SpaceError: a component does not fit, or a mask allows nothing.
         """
-        given: dict[str, Any] = {}
+        masks: dict[str, Any] = {}
         if self.masks and type(value) is not np.ndarray and isinstance(value, Mapping):
             for action in self.masks:
-                value, given[action] = pop(value, mask_name(action))
+                value, masks[action] = pop(value, mask_name(action))
         flat = self.states.check(value, batch_shape, values=values)
         if self.masks:
             batch_shape = self.states.batch_shape(flat)
             for action in self.masks:
-                flat[mask_name(action)] = self._mask(action, given.get(action), batch_shape, values, over)
+                flat[mask_name(action)] = self._mask(action, masks.get(action), batch_shape, values, over)
         return flat
 
     def _mask(

@@ -25,14 +25,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from operant.envs.env_spec import HERE
-from operant.envs.vector.worker import CLOSE, FAULT, OK
+from operant.envs.workers.restarts import LostError
+from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK
 from operant.errors import (
     EnvironmentError,
     OperantError,
     SpaceError,
     SpecError,
     UsageError,
-    working_directory,
 )
 
 START_SECONDS = 120.0
@@ -52,32 +52,21 @@ SECRET = ("OPERANT_TOKEN",)
 """Environment variables that are not passed on to workers."""
 
 
-class LostError(Exception):
-    """The other side died, does not answer, or sends answers that make no sense.
-
-    Args:
-        reason: follows the name of the other side in messages.
-        final: whether it is useless to try again.
-    """
-
-    def __init__(self, reason: str, *, final: bool = False) -> None:
-        super().__init__(reason)
-        self.final = final
-
-
 class Worker:
     """One worker process, seen from its parent.
 
     Args:
         index: for messages.
-        begin: what the worker is to make, as plain data; see `worker`.
+        begin: what the worker is to do, as plain data: its `task`, the `sources` of its environments (see
+            `EnvSpec.literal`), and what the task needs besides; see `worker`.
         descriptor: of the shared memory.
     """
 
     def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:
         self.index = index
         # As multiprocessing does: modules that read the command line when imported must find the user's.
-        self._begin = repr({"argv": [str(word) for word in sys.argv], **begin}).encode()
+        argv = [str(word) for word in sys.argv]
+        self._begin = repr({"argv": argv, "main": _main_program(begin["sources"]), **begin}).encode()
         self._descriptor = descriptor
         self.process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -101,7 +90,7 @@ class Worker:
         self._poll = select.poll()  # many times faster than the connection's own
         self._poll.register(self._connection, select.POLLIN)
         descriptors = (theirs.fileno(), self._descriptor)
-        path = os.pathsep.join(entry or str(working_directory()) for entry in sys.path)
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         # One thread per worker: workers whose libraries each use all processors would only slow one another
         # down.
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -110,7 +99,7 @@ class Worker:
         memory = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         inherited = {name: value for name, value in os.environ.items() if name not in SECRET}
         code = (
-            "import sys; from operant.envs.vector.worker import work; work(int(sys.argv[1]), "
+            "import sys; from operant.envs.workers.worker import work; work(int(sys.argv[1]), "
             "int(sys.argv[2]))"
         )
         self.process = subprocess.Popen(
@@ -122,6 +111,22 @@ class Worker:
         )
         theirs.close()
         self.send(self._begin)
+
+    def introduction(self, seconds: float) -> Any:
+        """Return what a worker that was just started tells of its environments.
+
+        Raises:
+            LostError: it does not get that far within `seconds`.
+            OperantError: its environments cannot be made.
+        """
+        try:
+            return self.receive(time.monotonic() + seconds, seconds)
+        except LostError as lost:
+            raise LostError(f"{lost} while it started") from None
+
+    def share(self, n: int) -> None:
+        """Let the worker map the memory, of `n` rows; its parent has given it its size."""
+        self.send(repr(n).encode())
 
     def send(self, message: bytes) -> None:
         """Send a message. If the worker is gone, this shows when its answer is awaited."""
@@ -202,11 +207,6 @@ def error_named(name: str) -> type[OperantError]:
     return _ERRORS.get(name, EnvironmentError)
 
 
-def times(n: int) -> str:
-    """Return how often, in words for a message."""
-    return "once" if n == 1 else f"{n} times"
-
-
 def end(workers: Sequence[Worker], descriptor: int) -> None:
     """Close the environments of workers, end the processes, and free their memory."""
     for worker in workers:
@@ -229,7 +229,7 @@ def memory_file() -> int:
         return os.dup(file.fileno())
 
 
-def main_program(literals: Sequence[str]) -> tuple[str, str] | None:
+def _main_program(literals: Sequence[str]) -> tuple[str, str] | None:
     """Return the user's program, if an environment is defined there and workers must run it: its `module`
     (`python -m`), or its `path`.
     """

@@ -1,4 +1,4 @@
-"""`operant replay`."""
+"""`operant reproduce`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0
-    given = parse.parse([ReproduceConfig], arguments, "replay", positional="runs")
-    runs = given.pop("runs")
+    options = parse.parse([ReproduceConfig], arguments, "reproduce", positional="runs")
+    runs = options.pop("runs")
     agent = None
     if len(runs) > 1 and parse.is_own(runs[0]):
         agent, runs = parse.leading_agent(runs)
     if len(runs) != 1:
-        raise UsageError(f"replay takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
-    config = ReproduceConfig.from_dict(given)
-    from operant.training.reproduce import replay
+        raise UsageError(f"reproduce takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
+    config = ReproduceConfig.from_dict(options)
+    from operant.training.reproduce import reproduce
 
-    replayed = replay(runs[0], config, agent)
-    print(replayed)
-    return 0 if replayed.identical else 1
+    result = reproduce(runs[0], config, agent)
+    print(result)
+    return 0 if result.identical else 1
 
 
 def help_text() -> str:
@@ -34,6 +34,6 @@ def help_text() -> str:
         "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
     )
     rows = [row[:3] for row in tables.option_rows([ReproduceConfig])]
-    table = tables.table("replay", ("flags", "help", "default"), rows)
-    own = "operant replay <module:Name> <run> [--env <module:Name>] [options]"
-    return f"Usage:\n    operant replay <run> [options]\n    {own}\n\n{note}\n\n{table}"
+    table = tables.table("reproduce", ("flags", "help", "default"), rows)
+    named = "operant reproduce <module:Name> <run> [--env <module:Name>] [options]"
+    return f"Usage:\n    operant reproduce <run> [options]\n    {named}\n\n{note}\n\n{table}"

@@ -56,15 +56,15 @@ def run(made, tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def replayed(capsys, *arguments):
-    status = main(["replay", "run", "--quiet", *arguments])
+def reproduced(capsys, *arguments):
+    status = main(["reproduce", "run", "--quiet", *arguments])
     out, err = capsys.readouterr()
     return status, out + err
 
 
 @pytest.fixture
 def known(made, run, monkeypatch):
-    """Spares the training of a replay whose outcome is known: it is that of the run itself."""
+    """Spares the training of a repetition whose outcome is known: it is that of the run itself."""
 
     def repeat(record, place, config):
         for part in ("checkpoints", "history.parquet"):
@@ -85,7 +85,7 @@ def change_history(run, column, row, value):
 def test_a_run_without_a_seed_is_repeated_bit_by_bit(run, capsys):
     assert json.loads((run / "run.json").read_text())["run"]["seed"] is not None
     before = sorted(path for path in run.rglob("*"))
-    status, text = replayed(capsys, "--run-dir", "again")
+    status, text = reproduced(capsys, "--run-dir", "again")
     assert status == 0, text
     assert text.startswith("Identical: the ")
     assert "arrays of the checkpoint at step 5" in text and "episodes of the history" in text
@@ -96,7 +96,7 @@ def test_a_run_without_a_seed_is_repeated_bit_by_bit(run, capsys):
     assert sorted(path for path in run.rglob("*")) == before
 
 
-def test_a_replay_that_is_interrupted_says_nothing_of_the_run(run, capsys, monkeypatch):
+def test_a_repetition_that_is_interrupted_says_nothing_of_the_run(run, capsys, monkeypatch):
     advance = DeviceDriver.advance
 
     def pressed(self, blocks):
@@ -104,12 +104,12 @@ def test_a_replay_that_is_interrupted_says_nothing_of_the_run(run, capsys, monke
         return advance(self, blocks)
 
     monkeypatch.setattr(DeviceDriver, "advance", pressed)
-    assert replayed(capsys) == (130, "operant: interrupted\n")
+    assert reproduced(capsys) == (130, "operant: interrupted\n")
 
 
 def test_a_changed_history_is_told(run, known, capsys):
     change_history(run, "episode_reward", 3, 99.0)
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 1
     assert "Different: 1 differences" in text
     assert "episode_reward of 1 episodes, first of number 4" in text and ": 99.0 then, " in text
@@ -119,13 +119,13 @@ def test_an_episode_that_is_missing_is_told(run, known, capsys):
     part = run / "history.parquet" / "part-000000.parquet"
     table = pq.read_table(part)
     pq.write_table(table.slice(0, table.num_rows - 1), part)
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert (
         status == 1
         and f"the history has {table.num_rows - 1} episodes, its repetition {table.num_rows}" in text
     )
     shutil.rmtree(run / "history.parquet")
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 0 and "no history: " in text
 
 
@@ -137,7 +137,7 @@ def test_episodes_that_a_later_run_added_to_the_history_are_not_compared(run, kn
     later = History(run / "history.parquet")
     later.episodes([EpisodeRecord(step, 1e3, 9.0, 9, 0, 9.0, 99.0) for step in (last - 1, last + 9)])
     later.close()
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 0 and f"the {len(before['step'])} episodes of the history" in text, text
 
 
@@ -146,7 +146,7 @@ def test_other_versions_are_told(run, known, capsys):
     data["versions"]["jax"] = "0.9.9"
     data["git"] = {"commit": "abc", "branch": "main", "changes": True}
     (run / "run.json").write_text(json.dumps(data))
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 0
     assert "Not as it was then: jax 0.9.9, now " in text and "Not as it was then: commit abc, now " in text
 
@@ -156,16 +156,16 @@ def test_another_seed_is_told(run, capsys):
     data = json.loads((run / "run.json").read_text())
     data["run"]["seed"] += 1
     (run / "run.json").write_text(json.dumps(data))
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 1
     assert "differs in" in text and "  and " in text, text
 
 
 @pytest.mark.slow
 def test_a_beginning_is_compared_by_its_history(run, capsys):
-    status, text = replayed(capsys, "--max-steps", "200")
+    status, text = reproduced(capsys, "--max-steps", "200")
     assert status == 0 and text.startswith("Identical: the ") and "checkpoint" not in text
-    status, text = replayed(capsys, "--max-steps", "1")
+    status, text = reproduced(capsys, "--max-steps", "1")
     assert status == 2 and "no episode ended up to step" in text
 
 
@@ -174,7 +174,7 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
     assert main(["train", "--resume", "run", "--max-steps", "700", "--quiet"]) == 0
     entry = json.loads((run / "run.json").read_text())["resumed"]
     assert [(part["max_steps"], part["step"] >= 512) for part in entry] == [(700, True)]
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 0, text
 
 
@@ -210,18 +210,18 @@ def test_what_cannot_be_repeated_is_said(run, capsys, data, training, message):
         header["training"].update(training)
         shutil.rmtree("run/checkpoints")
         checkpoint.save("run/checkpoints", tree, header, name="step-1")
-    status, text = replayed(capsys)
-    assert status == 2 and "'run' cannot be replayed: " in text and message in text
+    status, text = reproduced(capsys)
+    assert status == 2 and "'run' cannot be reproduced: " in text and message in text
 
 
 def test_no_run_no_checkpoint_and_no_room_are_told(run, capsys):
-    assert replayed(capsys, "--run-dir", "run")[0] == 2
-    assert main(["replay", "missing"]) == 2
+    assert reproduced(capsys, "--run-dir", "run")[0] == 2
+    assert main(["reproduce", "missing"]) == 2
     assert "There is no run in 'missing'" in capsys.readouterr().err
-    assert main(["replay", "--quiet"]) == 2
-    assert "replay takes the folder of one run. Received: none." in capsys.readouterr().err
+    assert main(["reproduce", "--quiet"]) == 2
+    assert "reproduce takes the folder of one run. Received: none." in capsys.readouterr().err
     shutil.rmtree("run/checkpoints")
-    assert "it has no checkpoint to compare with" in replayed(capsys)[1]
+    assert "it has no checkpoint to compare with" in reproduced(capsys)[1]
 
 
 def test_bits_are_compared(tmp_path):
@@ -248,7 +248,7 @@ def test_bits_are_compared(tmp_path):
 
 
 def test_help(capsys):
-    assert main(["replay"]) == 0
+    assert main(["reproduce"]) == 0
     assert "| --max-steps " in capsys.readouterr().out
 
 
@@ -287,7 +287,7 @@ def test_a_gymnasium_run_is_repeated(tmp_path, monkeypatch, capsys, envs):
         "run",
     ]
     assert main(command) == 0
-    status, text = replayed(capsys)
+    status, text = reproduced(capsys)
     assert status == 0, text
     assert main(["train", "--resume", "run", "--max-steps", "2200", "--quiet"]) == 0
-    assert replayed(capsys)[0] == 2
+    assert reproduced(capsys)[0] == 2

@@ -1,0 +1,1 @@
+"""Worker processes that hold environments: how they start, what they run, and when they are replaced."""

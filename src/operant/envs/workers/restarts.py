@@ -1,0 +1,59 @@
+"""What happens when the other side of a connection is lost: it is replaced, a bounded number of times."""
+
+from __future__ import annotations
+
+import logging
+
+from operant.errors import EnvironmentError
+
+_log = logging.getLogger("operant")
+
+
+class LostError(Exception):
+    """The other side died, does not answer, or sends answers that make no sense.
+
+    Args:
+        reason: follows the name of the other side in messages.
+        final: whether it is useless to try again.
+    """
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class RestartPolicy:
+    """Allows a bounded number of replacements without an episode ending in between.
+
+    Args:
+        max_restarts: that number.
+        remedy: ends the error of the loss that is one too many.
+    """
+
+    def __init__(self, max_restarts: int, remedy: str) -> None:
+        self._max_restarts, self._remedy = max_restarts, remedy
+        self._count = 0
+
+    def spend(self, name: str, lost: LostError) -> None:
+        """Count a replacement, and warn of it; `name` is that of the lost side.
+
+        Raises:
+            EnvironmentError: it was replaced too often already, or another one would not help.
+        """
+        if lost.final or self._count >= self._max_restarts:
+            times = "once" if self._count == 1 else f"{self._count} times"
+            already = f", and it was replaced {times} already" if self._count else ""
+            remedy = "" if lost.final else self._remedy
+            raise EnvironmentError(f"{name} {_continued(str(lost), f'{already}. {remedy}'.rstrip())}")
+        self._count += 1
+        _log.warning("%s %s", name, _continued(str(lost), "; it is replaced."))
+
+    def forgive(self) -> None:
+        """Count anew: episodes came to their end, or another user begins."""
+        self._count = 0
+
+
+def _continued(text: str, end: str) -> str:
+    """Append the end of a sentence to the first line of a text, before its traceback."""
+    first, newline, rest = text.partition("\n")
+    return f"{first.rstrip('.')}{end}{newline}{rest}"
