@@ -113,7 +113,7 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
 def test_the_readme_example_of_a_class_runs(capsys):
     code = code_of("README.md", "from operant import PPO").replace("200_000", "2_000")
     exec(compile(code, "README.md", "exec"), {})
-    assert "5 episodes: mean reward" in capsys.readouterr().out
+    assert "5 episodes: mean return" in capsys.readouterr().out
 
 
 def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkeypatch, capsys):

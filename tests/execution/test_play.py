@@ -66,7 +66,7 @@ def test_an_agent_whose_name_is_a_folder_of_a_run(flags, tmp_path, monkeypatch, 
 @pytest.mark.slow
 def test_a_run_plays(trained, capsys):
     assert main(["play", str(trained / "run"), "--episodes", "3"]) == 0
-    assert "3 episodes: mean reward" in capsys.readouterr().out
+    assert "3 episodes: mean return" in capsys.readouterr().out
     one = play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3}))
     assert len(one.rewards) == 3 and one.rewards == [float(n) for n in one.lengths] and one.files == []
     assert one == play(PlayConfig.from_dict({"run_dir": str(trained / "run"), "episodes": 3}))
@@ -75,7 +75,7 @@ def test_a_run_plays(trained, capsys):
     assert (
         main(["play", f"--run-dir={trained / 'run'}", "--episodes", "3"]) == 0
     )  # a flag, though it has slashes
-    assert "3 episodes: mean reward" in capsys.readouterr().out
+    assert "3 episodes: mean return" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -494,7 +494,7 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
         main(["play", path, "--env", "CartPole-v1", "--episodes", "2", "--frame-dir", str(tmp_path / "f")])
         == 0
     )
-    assert "2 episodes: mean reward" in capsys.readouterr().out
+    assert "2 episodes: mean return" in capsys.readouterr().out
     assert len([*(tmp_path / "f").glob("*.jpg")]) > 10
     assert (
         main(["play", str(tmp_path), "--env", "CartPole-v1", "--episodes", "1"]) == 0

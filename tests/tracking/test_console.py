@@ -155,7 +155,7 @@ def test_messages_above_the_live_display_are_as_they_are(monkeypatch):
     assert f"{command}\n" in stream.getvalue()
 
 
-# Tracker
+# The group of loggers
 
 
 class Memory:
@@ -188,14 +188,14 @@ class Broken(Memory):
 
 def test_all_loggers_get_everything():
     one, two = Memory(), Memory()
-    tracker = LoggerGroup([one, two])
+    group = LoggerGroup([one, two])
     episodes, scalars = [EpisodeRecord(10, 1.0, 3.0, 10, 0, 3.0, 3.0)], Record(10, 1.0, {})
-    tracker.episodes(episodes)
-    tracker.episodes([])
-    tracker.record(scalars)
-    tracker.message("hello")
-    tracker.flush()
-    tracker.close()
+    group.episodes(episodes)
+    group.episodes([])
+    group.record(scalars)
+    group.message("hello")
+    group.flush()
+    group.close()
     assert (
         one.seen
         == two.seen
@@ -205,15 +205,37 @@ def test_all_loggers_get_everything():
 
 def test_a_failing_logger_is_reported_once_and_stops_no_other():
     broken, other = Broken(), Memory()
-    tracker = LoggerGroup([broken, other])
+    group = LoggerGroup([broken, other])
     with pytest.warns(RuntimeWarning, match="Broken failed, training goes on: OSError: disk full") as caught:
-        tracker.record(Record(1, 1.0, {}))
-        tracker.record(Record(2, 1.0, {}))
-        tracker.close()
+        group.record(Record(1, 1.0, {}))
+        group.record(Record(2, 1.0, {}))
+        with pytest.raises(OSError, match="Broken could not write everything: disk full"):
+            group.close()
     assert len(caught) == 1
-    tracker.message("still")
+    group.message("still")
     assert broken.seen == [("message", "still")]
     assert [kind for kind, *_ in other.seen] == ["record", "record", "close", "message"]
+
+
+def test_a_failure_is_reported_again_after_a_minute(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    group = LoggerGroup([Broken()])
+    with pytest.warns(RuntimeWarning, match="Broken failed") as caught:
+        for clock[0] in (0.0, 30.0, 61.0, 62.0):
+            group.record(Record(1, 1.0, {}))
+    assert len(caught) == 2
+
+
+def test_what_cannot_be_written_at_the_end_hides_no_other_error():
+    def fails():
+        try:
+            raise ValueError("first")
+        finally:
+            LoggerGroup([Broken()]).close()
+
+    with pytest.warns(RuntimeWarning, match="Broken failed"), pytest.raises(ValueError, match="first"):
+        fails()
 
 
 def test_an_interrupt_is_not_swallowed():

@@ -31,23 +31,23 @@ def rows(path):
 
 
 def write(path, steps, **options):
-    sink = MetricsFile(path, **options)
+    logger = MetricsFile(path, **options)
     for step in steps:
-        sink.record(Record(step, step / 10, {"loss/value": float(step)}))
-    sink.close()
+        logger.record(Record(step, step / 10, {"loss/value": float(step)}))
+    logger.close()
 
 
 def test_a_line_for_each_record(tmp_path):
     path = tmp_path / "new" / "metrics.jsonl"
-    sink = MetricsFile(path)
-    sink.record(Record(240, 1.5, {"episode/reward_mean": np.float32(22.5), "loss/policy": math.nan}))
+    logger = MetricsFile(path)
+    logger.record(Record(240, 1.5, {"episode/reward_mean": np.float32(22.5), "loss/policy": math.nan}))
     # On the disk at once, for whoever reads it or dies.
     expected = {"step": 240, "time": 1.5, "episode/reward_mean": 22.5, "loss/policy": None}
     assert rows(path) == [expected]
-    sink.record(Record(480, 2.0, {"episode/reward_best": math.inf, "mine/ä": -math.inf}))
-    sink.message("not for the file")
-    sink.episodes([])
-    sink.close()
+    logger.record(Record(480, 2.0, {"episode/reward_best": math.inf, "mine/ä": -math.inf}))
+    logger.message("not for the file")
+    logger.episodes([])
+    logger.close()
     assert rows(path) == [
         expected,
         {"step": 480, "time": 2.0, "episode/reward_best": None, "mine/ä": None},
@@ -56,10 +56,10 @@ def test_a_line_for_each_record(tmp_path):
 
 def test_pandas_reads_it(tmp_path):
     pandas = pytest.importorskip("pandas", reason="pandas is no dependency")
-    sink = MetricsFile(tmp_path / "metrics.jsonl")
-    sink.record(Record(1, 0.5, {"loss/value": 1.0, "loss/policy": math.nan}))
-    sink.record(Record(2, 1.0, {"loss/value": 2.0, "mine/score": 3.0}))
-    sink.close()
+    logger = MetricsFile(tmp_path / "metrics.jsonl")
+    logger.record(Record(1, 0.5, {"loss/value": 1.0, "loss/policy": math.nan}))
+    logger.record(Record(2, 1.0, {"loss/value": 2.0, "mine/score": 3.0}))
+    logger.close()
     table = pandas.read_json(tmp_path / "metrics.jsonl", lines=True)
     assert list(table.columns) == ["step", "time", "loss/value", "loss/policy", "mine/score"]
     assert table["step"].tolist() == [1, 2] and table["time"].tolist() == [0.5, 1.0]
@@ -111,12 +111,12 @@ def test_what_a_full_disk_did_not_take_follows(tmp_path, monkeypatch):
 
     monkeypatch.setattr(io, "FileIO", Disk)
     path = tmp_path / "metrics.jsonl"
-    tracker = LoggerGroup([MetricsFile(path)])
+    group = LoggerGroup([MetricsFile(path)])
     with pytest.warns(RuntimeWarning, match="MetricsFile failed, training goes on: OSError"):
-        tracker.record(Record(10, 1.0, {"a": 1.0}))
-    tracker.record(Record(20, 2.0, {"a": 2.0}))
+        group.record(Record(10, 1.0, {"a": 1.0}))
+    group.record(Record(20, 2.0, {"a": 2.0}))
     room[0] = 10_000
-    tracker.close()
+    group.close()
     assert [row["a"] for row in rows(path)] == [1.0, 2.0]
 
 

@@ -36,15 +36,15 @@ def made(folder, final, env="CartPole-v1", agent="ppo", seed=1, **settings):
 
 
 def history(path, final):
-    sink = History(path)
+    logger = History(path)
     means = np.linspace(0, final, 50)
-    sink.episodes(
+    logger.episodes(
         [
             EpisodeRecord(20 * (i + 1), 36.0 * (i + 1), float(mean), 20, 0, float(mean), float(mean))
             for i, mean in enumerate(means)
         ]
     )
-    sink.close()
+    logger.close()
     return path
 
 
@@ -297,14 +297,14 @@ def episodes(folder, rows, env="A", agent="ppo", seed=1):
     """Write a run whose episodes are `(step, return, length, actor)`."""
     made(folder, 1, env=env, agent=agent, seed=seed)
     shutil.rmtree(folder / "history.parquet")
-    sink = History(folder / "history.parquet")
-    sink.episodes(
+    logger = History(folder / "history.parquet")
+    logger.episodes(
         [
             EpisodeRecord(step, 1.0 * step, float(x), length, actor, float(x), float(x))
             for step, x, length, actor in rows
         ]
     )
-    sink.close()
+    logger.close()
     return folder
 
 

@@ -19,12 +19,12 @@ def scalars(directory):
 
 
 def test_scalars_at_their_steps(tmp_path):
-    sink = TensorBoard(tmp_path / "events")
-    sink.record(Record(240, 1.5, {"episode/reward_mean": 22.5, "loss/policy": -0.25}))
-    sink.record(Record(1_000_000, 3.0, {"episode/reward_mean": float("inf")}))
-    sink.episodes([EpisodeRecord(240, 1.0, 1.0, 10, 0, 1.0, 1.0)])
-    sink.message("not for the file")
-    sink.close()
+    logger = TensorBoard(tmp_path / "events")
+    logger.record(Record(240, 1.5, {"episode/reward_mean": 22.5, "loss/policy": -0.25}))
+    logger.record(Record(1_000_000, 3.0, {"episode/reward_mean": float("inf")}))
+    logger.episodes([EpisodeRecord(240, 1.0, 1.0, 10, 0, 1.0, 1.0)])
+    logger.message("not for the file")
+    logger.close()
     assert scalars(tmp_path / "events") == {
         "episode/reward_mean": [(240, 22.5), (1_000_000, float("inf"))],
         "loss/policy": [(240, -0.25)],
@@ -43,11 +43,11 @@ def test_resuming_hides_what_is_written_again(tmp_path):
 
 
 def test_what_was_written_is_forced_to_the_disk_before_a_checkpoint_counts_on_it(tmp_path, monkeypatch):
-    sink, forced = TensorBoard(tmp_path), []
+    logger, forced = TensorBoard(tmp_path), []
     monkeypatch.setattr("os.fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_ino))
-    sink.record(Record(10, 0.1, {"loss/value": 1.0}))
+    logger.record(Record(10, 0.1, {"loss/value": 1.0}))
     assert not forced  # not with every record
-    sink.flush()
+    logger.flush()
     [file] = tmp_path.iterdir()
     assert forced == [file.stat().st_ino]
 
@@ -55,20 +55,20 @@ def test_what_was_written_is_forced_to_the_disk_before_a_checkpoint_counts_on_it
 @pytest.mark.parametrize("room", [0, 5, 300])
 def test_training_outlives_a_full_disk_and_what_it_did_not_take_follows(tmp_path, room):
     """A file may not grow for a while, as on a full disk: nobody waits, and the file is whole afterwards."""
-    sink = TensorBoard(tmp_path)
+    logger = TensorBoard(tmp_path)
     [file] = tmp_path.iterdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    tracker = LoggerGroup([sink])
+    group = LoggerGroup([logger])
     resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, limits[1]))
     try:
         with pytest.warns(RuntimeWarning, match="TensorBoard failed, training goes on: OSError"):
             for step in range(100):
-                tracker.record(Record(step, 0.1, {"loss/value": float(step), "loss/policy": 1.0}))
-        tracker.flush()
+                group.record(Record(step, 0.1, {"loss/value": float(step), "loss/policy": 1.0}))
+        group.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    tracker.record(Record(100, 0.1, {"loss/value": 100.0}))
-    tracker.close()
+    group.record(Record(100, 0.1, {"loss/value": 100.0}))
+    group.close()
     assert scalars(tmp_path)["loss/value"] == [(step, float(step)) for step in range(101)]
 
 

@@ -1,4 +1,4 @@
-"""The sink that writes to Weights & Biases."""
+"""The logger that writes to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def logged(monkeypatch):
 
 
 def test_records_are_logged_at_their_step(logged, tmp_path):
-    sink = WandB("name", tmp_path, {"lr": 1.0})
-    sink.record(Record(120, 1.5, {"loss/td": 2.0}))
-    sink.close()
+    logger = WandB("name", tmp_path, {"lr": 1.0})
+    logger.record(Record(120, 1.5, {"loss/td": 2.0}))
+    logger.close()
     assert logged[1:] == [(120, {"loss/td": 2.0, "time/elapsed": 1.5}), "finish"]
     assert logged[0]["name"] == "name" and logged[0]["config"] == {"lr": 1.0} and logged[0]["resume"] is None
-    assert sink.id == "new-1"
+    assert logger.id == "new-1"
 
 
 def test_without_a_key_it_is_offline_and_with_one_as_wandb_decides(logged, tmp_path, monkeypatch):
@@ -88,9 +88,9 @@ def test_the_package_is_asked_for(monkeypatch, tmp_path):
 def test_a_real_run_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="needs the extra 'wandb'")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    sink = WandB("name", tmp_path, {"lr": 1.0})
-    sink.record(Record(120, 1.5, {"loss/td": 2.0}))
-    sink.close()
+    logger = WandB("name", tmp_path, {"lr": 1.0})
+    logger.record(Record(120, 1.5, {"loss/td": 2.0}))
+    logger.close()
     files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 1
     deadline = time.monotonic() + 20

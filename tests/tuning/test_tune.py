@@ -558,7 +558,7 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
 def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
     code = (
-        "import sys, time; from operant.envs.vector import worker; worker._ORPHAN_SECONDS = 0.0; from "
+        "import sys, time; from operant.envs.workers import worker; worker._ORPHAN_SECONDS = 0.0; from "
         "operant.tuning import trial;"
         "trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from operant.agents.table import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
 from operant.cli.training import HEADER
-from operant.errors import SpecError, UsageError, quoted, suggest
+from operant.errors import SpecError, UsageError, quoted, shown, suggest
 from operant.execution.export import FORMATS
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
             print("The policy is untrained. Give --weights, a run's folder or an exported policy.")
         print(played)
         for path in played.files[:3]:
-            print(f"Wrote {path}")
+            print(f"Wrote {shown(path)}")
         if len(played.files) > 3:
             print(f"and {len(played.files) - 3} more files")
     return 0

@@ -1,4 +1,4 @@
-"""Watch a trained policy play: statistics over episodes, a window, videos, pictures."""
+"""Play episodes with a trained policy: statistics, a window, videos, pictures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest, working_directory
+from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.run import ENVIRONMENTS, argument_faults
+from operant.spec.spaces import Spaces
+from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +92,12 @@ class PlayConfig(Config):
         """Whether pictures are needed."""
         return self.render or self.video_dir is not None or self.frame_dir is not None
 
+    def located(self) -> PlayConfig:
+        """Return the options with absolute folders: an environment may change the working directory."""
+        folders = {name: getattr(self, name) for name in ("video_dir", "frame_dir")}
+        folders = {name: str(Path(path).absolute()) for name, path in folders.items() if path is not None}
+        return self.replace(**folders)
+
 
 class PlayResult(NamedTuple):
     """The results of playing."""
@@ -99,7 +107,7 @@ class PlayResult(NamedTuple):
     lengths: list[int]
     """Environment steps of each."""
     files: list[Path]
-    """Videos and pictures that were written, in order."""
+    """Videos and pictures that were written, in order; absolute paths."""
 
     def __str__(self) -> str:
         if not self.rewards:
@@ -109,7 +117,7 @@ class PlayResult(NamedTuple):
             return f"Total reward: {self.rewards[0]:g}"
         length = np.mean(self.lengths)
         return (
-            f"{len(self.rewards)} episodes: mean reward {mean:.2f} (standard deviation {std:.2f}), mean "
+            f"{len(self.rewards)} episodes: mean return {mean:.2f} (standard deviation {std:.2f}), mean "
             f"length {length:.1f}"
         )
 
@@ -122,17 +130,14 @@ def run(
     call: int = 0,
     *,
     leave_open: bool = False,
-    base: Path | None = None,
 ) -> PlayResult:
     """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`.
 
     Each `call` plays different ones.
-
-    Folders are relative to `base`; None: to the working directory.
     """
     from operant.training.evaluate import evaluate
 
-    return _shown(
+    return _rendered(
         lambda env: evaluate(
             learner,
             train,
@@ -145,7 +150,6 @@ def run(
         env,
         config,
         leave_open,
-        base,
     )
 
 
@@ -157,12 +161,11 @@ def _root(seed: int, call: int = 0) -> int:
     return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
-def _shown(
+def _rendered(
     play: Callable[[VectorEnv], list[EpisodeResult]],
     env: VectorEnv,
     config: PlayConfig,
     leave_open: bool = False,
-    base: Path | None = None,
 ) -> PlayResult:
     """Play on a vector whose frames go where the options say.
 
@@ -174,26 +177,24 @@ def _shown(
     with contextlib.ExitStack() as stack:
         if not leave_open:
             stack.callback(env.close)
-        watched = env
         if config.watched:
-            outputs = _outputs(env, config, base)
+            outputs = _outputs(env, config)
             for output in outputs:
                 stack.callback(output.end)
-            watched = RenderVectorEnv(env, outputs)
-        finished = play(watched)
+        episodes = play(RenderVectorEnv(env, outputs) if outputs else env)
     files = [path for output in outputs for path in output.files]
-    return PlayResult([e.reward for e in finished], [e.length for e in finished], files)
+    return PlayResult([e.reward for e in episodes], [e.length for e in episodes], files)
 
 
-def _outputs(env: VectorEnv, config: PlayConfig, base: Path | None) -> list[Output]:
+def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
     """Make the outputs that the options ask for."""
     from operant.execution.render import Pictures, Video, Window, frame_rate
 
     outputs: list[Output] = []
     if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, frame_rate(env), base))
+        outputs.append(Video(config.video_dir, frame_rate(env)))
     if config.frame_dir is not None:
-        outputs.append(Pictures(config.frame_dir, config.frame_frequency, base))
+        outputs.append(Pictures(config.frame_dir, config.frame_frequency))
     if config.render:
         outputs.append(Window(env.name, config.frame_delay))
     return outputs
@@ -210,12 +211,12 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> PlayResult:
     Raises:
         OperantError: what is asked for is not there, or does not fit.
     """
-    if config.policy is not None:
-        if agent is not None or options:
-            raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
-        return _exported(config, config.policy)
-    base = working_directory()  # the environment may change the working directory
-    return run(*_prepared(config, agent, options), config, base=base)
+    config = config.located()
+    if config.policy is None:
+        return run(*_prepared(config, agent, options), config)
+    if agent is not None or options:
+        raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
+    return _play_exported(config, config.policy)
 
 
 def _prepared(
@@ -226,19 +227,19 @@ def _prepared(
     from operant.agents.base.learner import Learner
     from operant.training.session import fitting
 
-    found = None if config.run_dir is None else _newest(config.run_dir, config.best)
-    saved = None if found is None else _specification(found)
+    newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
+    saved = None if newest is None else _specification(newest)
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
         )
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if found is not None and saved is not None and (agent is None or not options):
-        what = f"The checkpoint {shown(found.path)!r}"
+    if newest is not None and saved is not None and (agent is None or not options):
+        what = f"The checkpoint {shown(newest.path)!r}"
         agent = parse_saved_agent(saved["agent"], what, None if agent is None else parse_agent(agent))
         guard = from_file(what)
     definition = parse_agent(agent, **options)
-    if found is None:  # else the networks are those of the checkpoint
+    if newest is None:  # else the networks are those of the checkpoint
         definition = fitting(definition, config.weights)
     # Absolute, since they are read after the environment is made, which may change the working directory.
     weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
@@ -252,37 +253,34 @@ def _prepared(
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config.replace(weights=weights), found)
+        train = _train(learner, config.replace(weights=weights), newest)
     except BaseException:
         env.close()
         raise
     return learner, train, env
 
 
-def _specification(found: Checkpoint) -> Mapping[str, Any]:
+def _specification(newest: Checkpoint) -> Mapping[str, Any]:
     """Return what a checkpoint says of its agent; refuse weights alone, which are checkpoints, too."""
-    saved = found.header.get("specification")
+    saved = newest.header.get("specification")
     parts = ("agent", "spaces", "parallel_interactions")
     if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
         raise SpecError(
-            f"{shown(found.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env "
-            f"... --weights {shown(found.path)}"
+            f"{shown(newest.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env "
+            f"... --weights {shown(newest.path)}"
         )
     return saved
 
 
 def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
     """Refuse an environment whose spaces do not fit a policy. Bounds may differ: the environment's hold."""
-    from operant.spec.spaces import Spaces
-
     trained = Spaces.from_spec(saved)
     for kind in ("states", "actions"):
-        own, given = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
-        if own != given:
+        of_run, of_env = _shapes(getattr(trained, kind)), _shapes(getattr(env.spaces, kind))
+        if of_run != of_env:
             raise SpaceError(
-                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {own}. The "
-                f"environment's: {given}. "
-                "Play it in an environment like its own."
+                f"{run!r} was trained on other {kind} than those of {env.name}. Its own: {of_run}. The "
+                f"environment's: {of_env}. Play it in an environment like its own."
             )
 
 
@@ -294,36 +292,33 @@ def _shapes(space: Any) -> str:
     )
 
 
-def _exported(config: PlayConfig, path: str) -> PlayResult:
+def _play_exported(config: PlayConfig, path: str) -> PlayResult:
     """Play with an exported policy."""
     from operant.execution.export.exported_policy import load_policy
     from operant.training.evaluate import run_episodes
 
-    base = working_directory()  # the environment may change the working directory
     policy, env, seed = load_policy(path), environment(config), _root(config.seed)
-    try:
+    misfit = f"The policy {path!r} does not fit {env.name}:"
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
         for kind in ("states", "actions"):
-            own, given = getattr(policy.spaces, kind), getattr(env.spaces, kind)
-            if own != given:
+            of_policy, of_env = getattr(policy.spaces, kind), getattr(env.spaces, kind)
+            if of_policy != of_env:
                 raise SpaceError(
-                    f"The policy {path!r} does not fit {env.name}: its {kind} are {own.to_spec()}, the "
-                    f"environment's {given.to_spec()}."
+                    f"{misfit} its {kind} are {of_policy.to_spec()}, the environment's {of_env.to_spec()}."
                 )
         if set(policy.spaces.masks) != set(env.spaces.masks):
             raise SpaceError(
-                f"The policy {path!r} does not fit {env.name}: it has masks for "
-                f"{list(policy.spaces.masks)}, the environment for {list(env.spaces.masks)}."
+                f"{misfit} it has masks for {list(policy.spaces.masks)}, the environment for "
+                f"{list(env.spaces.masks)}."
             )
-    except BaseException:
-        env.close()
-        raise
-    return _shown(
+        stack.pop_all()
+    return _rendered(
         lambda env: run_episodes(
             policy.choose, policy.start(env.num_envs), env, config.episodes, seed, config.max_steps
         ),
         env,
         config,
-        base=base,
     )
 
 
@@ -333,26 +328,20 @@ def _newest(directory: str, best: bool) -> Checkpoint:
     from operant.training.run_dir import BEST, runs_within
 
     folder = Path(directory).absolute()  # its arrays are read after the environment is made
-    if best:
-        place = folder / BEST
-        found = checkpoint.newest(place) if place.is_dir() else None
-        if found is not None:
-            return found
-        if not runs_within(directory):
-            raise SpecError(
-                f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best "
-                "out for the newest policy."
-            )
-    else:
-        for place in (folder / "checkpoints", folder):
-            found = checkpoint.newest(place) if place.is_dir() else None
-            if found is not None:
-                return found
-    remedy = runs_within(directory) or " Give the folder of a run or of a saved agent."
+    for place in (folder / BEST,) if best else (folder / "checkpoints", folder):
+        if place.is_dir() and (newest := checkpoint.newest(place)) is not None:
+            return newest
+    runs = runs_within(directory)
+    if best and not runs:
+        raise SpecError(
+            f"The run {directory!r} has no best evaluation. Train with --eval-frequency, or leave best "
+            "out for the newest policy."
+        )
+    remedy = runs or " Give the folder of a run or of a saved agent."
     raise SpecError(f"There is no checkpoint in run_dir={directory!r}.{remedy}")
 
 
-def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> TrainState:
+def _train(learner: Learner, config: PlayConfig, newest: Checkpoint | None) -> TrainState:
     """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an
     untrained agent.
     """
@@ -363,25 +352,23 @@ def _train(learner: Learner, config: PlayConfig, found: Checkpoint | None) -> Tr
 
     key, hyper = jax.random.key(config.seed), learner.hyper()
     shapes = jax.eval_shape(learner.init, key, hyper)
-    if found is not None:
-        parts = {
-            name: found.part("train", getattr(shapes, name), name) for name in ("state", "hyper", "counters")
-        }
-        train = TrainState(memory=(), key=key, **parts)
-    else:
+    if newest is None:
         train = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))(key)
+    else:
+        parts = ("state", "hyper", "counters")
+        arrays = {name: newest.part("train", getattr(shapes, name), name) for name in parts}
+        train = TrainState(memory=(), key=key, **arrays)
     if config.weights:
-        state = load_weights(learner.algorithm, train.state, config.weights)
-        train = train._replace(state=state)
+        train = train._replace(state=load_weights(learner.algorithm, train.state, config.weights))
     return train
 
 
-def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> VectorEnv:
+def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> VectorEnv:
     """Make the one environment, such that it gives pictures if they are asked for.
 
     Args:
         config: what to play, and how to show it.
-        given: a class or a function that makes it, or a JAX-native object, instead of the id.
+        source: a class or a function that makes it, or a JAX-native object, instead of the id.
         lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE
             continues a game then.
 
@@ -392,25 +379,23 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
     from operant.envs.gymnasium.games import whole_games
     from operant.envs.vector import create
 
-    name = config.env if given is None else given
-    told = {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    name = config.env if source is None else source
+    flags = {"preprocess": config.preprocess, "max_frame": config.max_frame}
     limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
-        from operant.tracking.runs import read_run
-
         record = read_run(file)
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
-            told = {key: value or bool(saved.get(key, False)) for key, value in told.items()}
+            flags = {key: value or bool(saved.get(key, False)) for key, value in flags.items()}
             lives = bool(saved.get("episodic_life", lives))
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
         if not name:
             name = saved["env"]
-            source = f"The run {str(file.parent)!r}"
+            run = f"The run {str(file.parent)!r}"
             with data_only(
-                source, f"Give the environment yourself, if you trust it: --env {quoted(name)} (env=)."
+                run, f"Give the environment yourself, if you trust it: --env {quoted(name)} (env=)."
             ):
                 try:
                     resolve(name, arguments=config.env_kwargs)
@@ -418,24 +403,25 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
                     if not record.get("given"):
                         raise
                     raise SpecError(
-                        f"{source} was trained in environments that its program made, which cannot be made "
-                        f"again from {name!r}: {error} "
-                        "Give one: --env module:Name (env=)."
+                        f"{run} was trained in environments that its program made, which cannot be made "
+                        f"again from {name!r}: {error} Give one: --env module:Name (env=)."
                     ) from None
     if not name:
         why = " A saved agent does not say its environment." if config.run_dir is not None else ""
         raise SpecError(f"env must be given: an environment id such as CartPole-v1 (--env, env=).{why}")
     if config.watched and resolve(name).is_native:
         name = _counterpart(name)
-    arguments: dict[str, Any] = {key: True for key, value in told.items() if value}
+    arguments: dict[str, Any] = {key: True for key, value in flags.items() if value}
     if config.watched:
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
-    own = plain(config.env_kwargs or {})
-    make = functools.partial(create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=own)
+    kwargs = plain(config.env_kwargs or {})
+    make = functools.partial(
+        create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=kwargs
+    )
     try:
-        made = make(**arguments)
-        return whole_games(made) if lives else made
+        env = make(**arguments)
+        return whole_games(env) if lives else env
     except SpecError as error:
         if not (config.watched and "takes no argument 'render_mode'" in str(error)):
             raise
@@ -443,21 +429,20 @@ def environment(config: PlayConfig, given: Any = None, lives: bool = True) -> Ve
             return make()
         raise SpecError(
             f"{name!r} gives no pictures: it takes no argument 'render_mode'. Let it take one, with "
-            "'rgb_array' as in Gymnasium, "
-            "or play without render, video_dir and frame_dir."
+            "'rgb_array' as in Gymnasium, or play without render, video_dir and frame_dir."
         ) from None
 
 
 def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
-    """Add a run's arguments of its environment to the given ones, which win.
+    """Add a run's arguments of its environment to those of the options, which win.
 
     They must be data, and name no file or module.
     """
-    own = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
+    kwargs = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
     with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
-        for name in own.keys() - (config.env_kwargs or {}).keys():
-            refuse_places(own[name], f"argument {name!r} of the environment,")
-    return config.replace(env_kwargs=own)
+        for name in kwargs.keys() - (config.env_kwargs or {}).keys():
+            refuse_places(kwargs[name], f"argument {name!r} of the environment,")
+    return config.replace(env_kwargs=kwargs)
 
 
 def _counterpart(name: Any) -> str:

@@ -1,6 +1,8 @@
-"""Outputs for the frames of episodes: videos, pictures, a window.
+"""Outputs for the frames of episodes (videos, pictures, a window), and environments that hand frames to them.
 
-And the vector that hands frames to them.
+Gymnasium's `RecordVideo` is no substitute: it keeps all frames of an episode until its end (2.7 GB for 27,000
+frames of Atari) and loses them if the process dies, overwrites what is there, wraps no vector, and needs
+MoviePy, which holds Pillow back at version 11.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
-from operant.errors import EnvironmentError, SpecError, UsageError, as_folder, working_directory
+from operant.errors import EnvironmentError, SpecError, UsageError, as_folder
 
 
 class Output(Protocol):
@@ -36,14 +38,11 @@ class Output(Protocol):
 
 
 class Video:
-    """Writes one mp4 file (H.264) for each episode, to a folder that is relative to `base` (None: to the
-    working directory).
-    """
+    """Writes one mp4 file (H.264) for each episode to a folder."""
 
-    def __init__(self, directory: str | Path, fps: float, base: Path | None = None) -> None:
-        self.directory = Path(directory)
-        self._place = as_folder("video_dir", (base or working_directory()) / directory)
-        self._place.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: str | Path, fps: float) -> None:
+        self.directory = as_folder("video_dir", Path(directory).absolute())
+        self.directory.mkdir(parents=True, exist_ok=True)
         self.fps = fps
         self.files: list[Path] = []
         self._writer: Any = None
@@ -70,8 +69,8 @@ class Video:
         # The codec takes even sizes only, and says nothing when it fails.
         picture = np.pad(picture, ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0)), mode="edge")
         if self._writer is None:
-            path = _free(self._place, len(self.files), ".mp4")
-            self.files.append(self.directory / path.name)
+            path = _free(self.directory, len(self.files), ".mp4")
+            self.files.append(path)
             size = (picture.shape[1], picture.shape[0])
             self._writer = imageio_ffmpeg.write_frames(
                 str(path), size, fps=self.fps, macro_block_size=1, quality=7, ffmpeg_log_level="error"
@@ -91,19 +90,18 @@ class Video:
 
 
 class Pictures:
-    """Writes every n-th frame as ``00042.jpg`` to a folder that is relative to `base`, as for `Video`.
+    """Writes every n-th frame as ``00042.jpg`` to a folder.
 
     Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in
     it, ``episode-001``.
     """
 
-    def __init__(self, directory: str | Path, frequency: int, base: Path | None = None) -> None:
-        self.directory = Path(directory)
-        self._place = as_folder("frame_dir", (base or working_directory()) / directory)
+    def __init__(self, directory: str | Path, frequency: int) -> None:
+        self.directory = as_folder("frame_dir", Path(directory).absolute())
         self.frequency = frequency
         self.files: list[Path] = []
         self._episode = 0
-        self._folder: str | None = None
+        self._folder: Path | None = None
         _leave_sound()
         _needs("PIL", "frame_dir", "video")
 
@@ -114,13 +112,11 @@ class Pictures:
         if number % self.frequency:
             return
         if self._folder is None:
-            used = self._episode > 0 or next(self._place.glob("[0-9]*.jpg"), None) is not None
-            self._folder = _free(self._place, max(1, self._episode)).name if used else ""
-        file = Path(self._folder, f"{number:05d}.jpg")
-        place = self._place / file
-        place.parent.mkdir(parents=True, exist_ok=True)
-        self.files.append(self.directory / file)
-        Image.fromarray(picture).save(place, quality=95)
+            used = self._episode > 0 or next(self.directory.glob("[0-9]*.jpg"), None) is not None
+            self._folder = _free(self.directory, max(1, self._episode)) if used else self.directory
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.files.append(self._folder / f"{number:05d}.jpg")
+        Image.fromarray(picture).save(self.files[-1], quality=95)
 
     def end(self) -> None:
         """Count the episode."""
@@ -186,7 +182,7 @@ class RenderVectorEnv(VectorEnv):
 
     Args:
         env: made with ``render_mode='rgb_array'``, in this process.
-        outputs: what takes the frames; told of the end of each episode.
+        outputs: what takes the frames, and is informed of the end of each episode.
 
     Raises:
         SpecError: the environment cannot be rendered.
@@ -235,7 +231,7 @@ class RenderWrapper(gymnasium.Wrapper):
 
     Args:
         env: made with ``render_mode='rgb_array'``.
-        output: what takes the frames; told of the end of each episode.
+        output: what takes the frames, and is informed of the end of each episode.
     """
 
     def __init__(self, env: Any, output: Output) -> None:
@@ -284,11 +280,11 @@ def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int |
 
     arguments = {"render_mode": "rgb_array"}
     source = resolve(environment, max_episode_timesteps=max_episode_timesteps, arguments=arguments)
-    made = None if source.is_native else source.make()
-    if not isinstance(made, gymnasium.Env):
+    env = None if source.is_native else source.make()
+    if not isinstance(env, gymnasium.Env):
         raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
-    rate = float(made.metadata.get("render_fps") or 30)
-    return source.create(RenderWrapper(made, Video(directory, rate)))
+    rate = float(env.metadata.get("render_fps") or 30)
+    return source.create(RenderWrapper(env, Video(directory, rate)))
 
 
 def frame_rate(env: VectorEnv) -> float:
@@ -331,9 +327,9 @@ def _drawn(env: Any) -> Any:
         return env.render()
     except Exception as error:
         if _mujoco(env) is None:
-            name, said = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
+            name, text = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
             raise EnvironmentError(
-                f"{name!r} raised {type(error).__name__} in render{said}{raised_at(error)}"
+                f"{name!r} raised {type(error).__name__} in render{text}{raised_at(error)}"
             ) from error
         raise UsageError(
             f"The environment cannot be drawn: {error}. Without a display, set the environment variable "

@@ -14,7 +14,7 @@ from operant.tracking.record import EpisodeRecord, Logger, Record
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.live import Live
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
 
 EVALUATION = "evaluation/reward_mean"
 
@@ -45,7 +45,7 @@ class Console(Logger):
         live: whether to show the live display; None: if the stream is a terminal.
         start_step: environment steps of the run before this process (a resumed run).
         start_time: its seconds of training before this process.
-        start_games: its finished episodes before this process.
+        start_episodes: its finished episodes before this process.
         start_logged: how many of them had finished by its last line; None: all.
         start_best: its best mean before this process; minus infinity: none.
         stream: where to print; None: standard output.
@@ -62,7 +62,7 @@ class Console(Logger):
         live: bool | None = None,
         start_step: int = 0,
         start_time: float = 0.0,
-        start_games: int = 0,
+        start_episodes: int = 0,
         start_logged: int | None = None,
         start_best: float = -math.inf,
         stream: TextIO | None = None,
@@ -72,13 +72,13 @@ class Console(Logger):
         self.precision = display_precision
         self.log_frequency = log_frequency
         self.quiet = quiet
-        self._episodes = start_games
+        self._episodes = start_episodes
         self._stream = sys.stdout if stream is None else stream
         # A dumb terminal would show nothing until the end.
         terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._lines = not (terminal if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
-        logged = start_games if start_logged is None else start_logged
+        logged = start_episodes if start_logged is None else start_logged
         self._logged = (start_step, start_time, logged)  # when the speed was last taken
         self._target = target_reward
         self._max_steps = max_steps
@@ -166,28 +166,20 @@ class Console(Logger):
             self._start()
 
     def _start(self) -> None:
+        from rich import progress
         from rich.console import Console as RichConsole
         from rich.live import Live
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            ProgressColumn,
-            SpinnerColumn,
-            TaskProgressColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )  # fmt: skip
 
-        columns: list[ProgressColumn] = [SpinnerColumn(), TimeElapsedColumn()]
+        columns: list[ProgressColumn] = [progress.SpinnerColumn(), progress.TimeElapsedColumn()]
         if self._max_steps:
             columns = [
-                BarColumn(bar_width=None),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+                progress.BarColumn(bar_width=None),
+                progress.TaskProgressColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
             ]
         console = RichConsole(file=self._stream, force_terminal=True)
-        self._bar = Progress(*columns, console=console, expand=bool(self._max_steps))
+        self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
         self._bar.add_task("", total=self._max_steps, completed=self._step)
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
         self._live.start()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operant.errors import SpecError, as_folder, value_error
+from operant.errors import SpecError, as_folder, shown, value_error
 from operant.tracking.record import EpisodeRecord, Logger, Origin, Record
 
 if TYPE_CHECKING:
@@ -151,14 +151,14 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
         SpecError: for another ending, a path that is a single file, or one inside a file.
     """
     if Path(path).suffix != ".parquet":
-        raise value_error(argument, "a path that ends with .parquet", str(path))
+        raise value_error(argument, "a path that ends with .parquet", shown(path))
     if Path(path).is_file():
         raise SpecError(
-            f"The history {path} is a single file, which cannot be continued. Received: "
-            f"{argument}={str(path)!r}. "
+            f"The history {shown(path)} is a single file, which cannot be continued. Received: "
+            f"{argument}={shown(path)!r}. "
             "Give another path: operant makes a folder of that name."
         )
-    return as_folder(argument, path, str(path))
+    return as_folder(argument, path, shown(path))
 
 
 def read_history(path: str | Path) -> dict[str, np.ndarray]:
@@ -234,8 +234,8 @@ def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
         for name, dtype in {**COLUMNS, **OPTIONAL}.items()
     }
     infos = {key: None for info in fields["info"] for key in info}
-    told = {INFO + key: np.array([info.get(key, np.nan) for info in fields["info"]]) for key in infos}
-    return pa.table({**columns, **told})
+    columns |= {INFO + key: np.array([info.get(key, np.nan) for info in fields["info"]]) for key in infos}
+    return pa.table(columns)
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -286,9 +286,9 @@ def _read(parts: Sequence[Path]) -> pa.Table:
             table = pq.ParquetFile(part).read()
             for name in OPTIONAL.keys() - set(table.column_names):
                 table = table.append_column(name, pa.array(np.full(table.num_rows, -1)))
-            told = [name for name in table.column_names if name.startswith(INFO)]
-            own = pa.schema([*schema, *((name, pa.float64()) for name in told)])
-            tables.append(table.select(own.names).cast(own))
+            infos = [name for name in table.column_names if name.startswith(INFO)]
+            full = pa.schema([*schema, *((name, pa.float64()) for name in infos)])
+            tables.append(table.select(full.names).cast(full))
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(part, error) from None
     return _joined(tables) if tables else schema.empty_table()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -41,17 +42,27 @@ class LoggerGroup(Logger):
         self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        """Close every logger, even after one has failed to."""
-        self._each(lambda logger: logger.close())
+        """Close every logger, even after one has failed to.
 
-    def _each(self, call: Callable[[Logger], None]) -> None:
+        Raises:
+            OSError: what was left could not be written. Where another error is under way, a warning says so.
+        """
+        failures = self._each(lambda logger: logger.close())
+        if failures and sys.exc_info()[0] is None:
+            raise OSError("; ".join(failures))
+
+    def _each(self, call: Callable[[Logger], None]) -> list[str]:
+        """Call all loggers; return what could not be written."""
+        failures = []
         for i, logger in enumerate(self.loggers):
             try:
                 call(logger)
             except Exception as error:
+                name = type(logger).__name__
+                if isinstance(error, OSError):
+                    failures.append(f"{name} could not write everything: {error}")
                 if time.monotonic() - self._warned.get(i, -WARNING_SECONDS) >= WARNING_SECONDS:
                     self._warned[i] = time.monotonic()
-                    text = (
-                        f"{type(logger).__name__} failed, training goes on: {type(error).__name__}: {error}"
-                    )
+                    text = f"{name} failed, training goes on: {type(error).__name__}: {error}"
                     warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return failures

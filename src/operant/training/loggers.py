@@ -54,7 +54,7 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
         quiet=run.quiet,
         start_step=training.step,
         start_time=training.progress.elapsed,
-        start_games=training.progress.score.episodes,
+        start_episodes=training.progress.score.episodes,
         start_logged=training.progress.logged,
         start_best=training.progress.score.best,
     )

@@ -15,27 +15,13 @@ from operant.spec.run import PROCESSES, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
-NOT_TUNED = frozenset(
-    {
-        "max_steps",
-        "target_reward",
-        "monitor_session",
-        "run_dir",
-        "resume",
-        "save_seconds",
-        "save_frequency",
-        "keep_checkpoints",
-        "save_memory",
-        "eval_frequency",
-        "eval_episodes",
-        *PROCESSES,
-    }
-)
+NOT_TUNED = {
+    "max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds", "save_frequency",
+    "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
+}  # fmt: skip
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
 process."""
-PER_TRIAL = frozenset(
-    {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
-)
+PER_TRIAL = {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
 """Options of a run that are not part of the settings that a study finds."""
 
 

@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from operant.envs.workers.process import killed
+from operant.errors import OperantError
+from operant.spec.run import RunConfig, located
+from operant.tracking import History, LoggerGroup
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
-    from operant.spec.run import RunConfig
     from operant.training.evaluate import Evaluation
     from operant.training.loop import TrainingLoop
 
@@ -127,8 +129,6 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
     """Build what an order says, and train it if there is a connection to report to."""
-    from operant.errors import OperantError
-
     try:
         return _train(order, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -159,7 +159,6 @@ class _Seed(NamedTuple):
 
 def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
     from operant.agents.base.agent_spec import parse_agent
-    from operant.spec.run import RunConfig, located
     from operant.training.session import fitting
 
     run = located(RunConfig.from_dict(order["run"]))
@@ -177,7 +176,6 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 
 def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
     """Build what trains under one seed; the stack closes it."""
-    from operant.tracking import LoggerGroup
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
     from operant.training.session import ExperimentSetup
@@ -197,7 +195,6 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
 
 
 def _loggers(run: RunConfig, training: TrainingLoop) -> Any:
-    from operant.tracking import History, LoggerGroup
     from operant.training.loggers import console
 
     history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []

@@ -456,9 +456,8 @@ class Trainer:
                 "max_frame": self.run.max_frame,
                 "max_episode_timesteps": self.run.max_episode_timesteps,
             }
-        )
+        ).located()
         spaces = self.session.environments.spaces
-        base = working_directory()  # now: the environment may change it
         made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
         leave = env is not None and not makes(env)
         played = run_episodes(
@@ -468,7 +467,6 @@ class Trainer:
             config,
             self._plays,
             leave_open=leave,
-            base=base,
         )
         self._plays += 1
         if not self.run.quiet:
