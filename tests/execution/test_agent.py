@@ -213,7 +213,7 @@ def test_specification_with_arguments(tmp_path):
         made = Agent.create(agent=agent, seed=6)
         told = (made.parallel_interactions, made.max_episode_timesteps, made.seed, made._debug)
         assert told == (2, 9, 6, True) and made.definition.config.n_steps == 4
-        assert made._writers.saving.directory == spec["saver"] and made._writers.recording is None
+        assert made._callbacks.saving.directory == spec["saver"] and made._callbacks.recording is None
     other = Agent.create(agent=spec, parallel_interactions=1, config={"seed": 7})
     assert (other.parallel_interactions, other.seed) == (1, 7)
     for wrong, message in [({"seed": "x"}, "seed must be"), ({"config": 3}, "config must be a dict")]:
@@ -684,13 +684,13 @@ def test_nothing_is_lent_that_another_driver_cannot_keep_to(tmp_path):
         {"config": {"device": "cpu"}},
         {"recorder": str(tmp_path)},
     ):
-        assert create(kind, **bound).lend(1) is None
+        assert create(kind, **bound).detach_state(1) is None
     agent = create(kind)
     with agent.hold():
-        assert agent.lend(1) is None
-    assert agent.lend(1) is not None and agent.lend(2) is None
+        assert agent.detach_state(1) is None
+    assert agent.detach_state(1) is not None and agent.detach_state(2) is None
     agent.act(states=state())
-    assert agent.lend(1) is None
+    assert agent.detach_state(1) is None
 
 
 @pytest.mark.slow

@@ -38,10 +38,9 @@ def run(arguments: list[str]) -> int:
     from operant.execution.runner.repeats import RunCollector
 
     repeats, here = RunCollector(), _located(config)
-    agents = [_agent(here, i) for i in range(here.repeat)]  # read before an environment is made
     try:
-        for agent in agents:
-            _once(here, agent, repeats)
+        for i in range(here.repeat):
+            _once(here, _agent(here, i), repeats)
     finally:
         if config.path is not None and here.path is not None and repeats.runs:
             for path in repeats.write(here.path, "seaborn-v0_8" if config.seaborn else None):
@@ -149,21 +148,19 @@ def _serve(config: RunnerConfig) -> None:
 
 
 def _agent(config: RunnerConfig, number: int) -> Any:
-    """Return what the Runner takes as its agent in a repeat, with its files read."""
-    from operant.execution.runner.runner import read
-
+    """Return what the Runner takes as its agent in a repeat."""
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
     if agent is not None and Path(agent).is_dir():
         if config.seed is not None:
             raise SpecError("A saved agent brings its own seed. Leave --seed out.")
-        return read({"directory": agent, **recorder})
+        return {"directory": agent, **recorder}
     if config.seed is None and number == 0 and not recorder:
-        return read(agent)
+        return agent
     from operant.execution.agent import specified
 
     first = config.seed if config.seed is not None else specified(agent).get("config", {}).get("seed", 0)
-    return read({"agent": agent, **recorder, "seed": first + number})
+    return {"agent": agent, **recorder, "seed": first + number}
 
 
 def _environment(config: RunnerConfig) -> Any:

@@ -210,15 +210,15 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
             if Path(filename).suffix in suffixes
             else [f"{filename}{suffix}" for suffix in suffixes]
         )
-        found = [directory / name for name in names if (directory / name).is_file()]
+        paths = [directory / name for name in names if (directory / name).is_file()]
         # As of checkpoints, which come first without a format.
-        if not found and format is not None and directory.is_dir():
+        if not paths and format is not None and directory.is_dir():
             endings = "|".join(map(re.escape, suffixes))
             numbered = re.compile(rf"{re.escape(filename)}-\d+({endings})")
-            found = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
+            paths = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
     else:
-        found = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        paths = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
+    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpoint | None:
@@ -247,10 +247,10 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    found = None if numbered else find_checkpoint(directory, filename)
-    if found is None and filename is not None:
-        found = checkpoint.newest(directory, filename)
-    if found is None:
+    saved = None if numbered else find_checkpoint(directory, filename)
+    if saved is None and filename is not None:
+        saved = checkpoint.newest(directory, filename)
+    if saved is None:
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
         remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
@@ -260,7 +260,7 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
             remedy = suggest(filename, known, listed=False) + remedy
         why = "." if directory.is_dir() else ", which is no folder."
         raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}{why}{remedy}")
-    return found
+    return saved
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -303,10 +303,10 @@ class SaverConfig(Config):
     @classmethod
     def parse(cls, spec: Any) -> SaverConfig:
         """Read a folder's name, or a dict of options."""
-        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(given, Mapping):
+        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(options, Mapping):
             raise SpecError(f"saver must be a folder or a dict with 'directory'. Received: saver={spec!r}.")
-        return build(cls, dict(given), "saver")
+        return build(cls, dict(options), "saver")
 
 
 class Saver:
