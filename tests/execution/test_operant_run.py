@@ -17,8 +17,8 @@ import pytest
 
 from operant import Agent, Environment
 from operant.cli import main
+from operant.execution.runner import repeats
 from operant.execution.runner.logging import RunnerLogger
-from operant.execution.runner.repeats import RunCollector
 from operant.spec import options
 from operant.spec.run import SHORT, RunnerConfig
 from operant.tracking.tensorboard import TensorBoard
@@ -216,12 +216,9 @@ def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
             for name in ("returns", "timesteps", "seconds", "agent_seconds"):
                 setattr(self, f"episode_{name}", list(range(n)))
 
-    repeats = RunCollector()
-    repeats.add(Run(3))
-    repeats.add(Run(2))
-    assert repeats.data()["rewards"] == [[0, 0], [1, 1]]
-    repeats.add(Run(0))
-    assert len(repeats.write(tmp_path / "none")) == 2
+    runs = [repeats.recorded(Run(n)) for n in (3, 2)]
+    assert repeats.by_episode(runs)["rewards"] == [[0, 0], [1, 1]]
+    assert len(repeats.write([*runs, repeats.recorded(Run(0))], tmp_path / "none")) == 2
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from operant.spec import plain
 from operant.spec.run import SHORT, RunnerConfig
 
 if TYPE_CHECKING:
-    from operant.execution.runner.repeats import RunCollector
+    from operant.execution.runner.repeats import Run
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -35,15 +35,16 @@ def run(arguments: list[str]) -> int:
     if config.remote == "socket-server":
         _serve(config)
         return 0
-    from operant.execution.runner.repeats import RunCollector
+    from operant.execution.runner import repeats
 
-    repeats, here = RunCollector(), _located(config)
+    runs: list[repeats.Run] = []
+    here = _located(config)
     try:
         for i in range(here.repeat):
-            _once(here, _agent(here, i), repeats)
+            _once(here, _agent(here, i), runs)
     finally:
-        if config.path is not None and here.path is not None and repeats.runs:
-            for path in repeats.write(here.path, "seaborn-v0_8" if config.seaborn else None):
+        if config.path is not None and here.path is not None and runs:
+            for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
                 print(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
@@ -73,9 +74,10 @@ def _is_place(option: str, value: str) -> bool:
     return value != "system" and path.is_file()
 
 
-def _once(config: RunnerConfig, agent: Any, repeats: RunCollector) -> None:
-    """Do one run with a fresh agent of that specification."""
+def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
+    """Do one run with a fresh agent of that specification, and append what it recorded."""
     from operant.execution.runner.logging import RunnerLogger
+    from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
 
     single = config.num_parallel is None
@@ -112,7 +114,7 @@ def _once(config: RunnerConfig, agent: Any, repeats: RunCollector) -> None:
             )
         finally:
             following.close(runner)
-            repeats.add(runner)
+            runs.append(recorded(runner))
 
 
 @contextlib.contextmanager

@@ -426,35 +426,21 @@ class Agent(InteractiveAgent):
         if "seed" in settings:
             remedy = "The agent goes on with the randomness that it began with."
             raise value_error("config", "without a seed, which is saved", config, remedy)
-        path = Path(directory)
-        saving.refuse_policy(path, filename, format)
-        if format is not None:
-            saving.check_format(format)
         callbacks = AgentCallbacks(recorder, saver, summarizer)
-        if (path / "checkpoints").is_dir():
-            path = path / "checkpoints"
-        saved = None if format in saving.FORMATS else saving.find_checkpoint(path, filename)
-        weights = saving.find(path, filename, format) if saved is None and format != "checkpoint" else None
-        if weights is not None:
-            loaded = Agent._described_by(
-                weights, saving.header(weights), environment, agent, parallel_interactions, settings
-            )
-            with loaded._placing():
-                loaded._put_weights(saving.read(weights), weights)
-        elif format in saving.FORMATS:
-            raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
+        saved = saving.find_saved(Path(directory), filename, format)
+        if isinstance(saved, Path):
+            path, header = saved, {"specification": saving.header(saved)}
         else:
-            saved = saved or saving.checkpoint_in(path, filename, numbered=True)
-            specification = saved.header.get("specification")
-            loaded = Agent._described_by(
-                saved.path, specification, environment, agent, parallel_interactions, settings
-            )
-            actors = saved.header["specification"]["parallel_interactions"]
-            with loaded._placing():
-                if loaded.parallel_interactions == actors:
-                    loaded._restore(saved)
-                else:
-                    loaded._take_over(saved, actors)
+            path, header = saved.path, saved.header
+        loaded = Agent._specified_by(path, header, environment, agent, parallel_interactions, settings)
+        actors = header["specification"]["parallel_interactions"]
+        with loaded._placing():
+            if isinstance(saved, Path):
+                loaded._put_weights(saving.read(saved), saved)
+            elif loaded.parallel_interactions == actors:
+                loaded._restore(saved)
+            else:
+                loaded._take_over(saved, actors)
         loaded._begin_callbacks(callbacks)
         return loaded
 
@@ -495,9 +481,9 @@ class Agent(InteractiveAgent):
             self._restore(saved)
 
     @staticmethod
-    def _described_by(
+    def _specified_by(
         path: Path,
-        specification: Any,
+        header: dict[str, Any],
         environment: Any,
         agent: Any,
         actors: int | None,
@@ -506,6 +492,7 @@ class Agent(InteractiveAgent):
         """Make the agent that a file specifies, untrained."""
         what = f"The checkpoint {str(path)!r}"
         try:
+            specification = header["specification"]
             spaces = Spaces.from_spec(specification["spaces"])
             definition = parse_saved_agent(
                 specification["agent"], what, None if agent is None else parse_agent(agent)
@@ -579,11 +566,17 @@ class Agent(InteractiveAgent):
         if not forgets:  # a device need not have room for two replay memories
             self._engine.put(without_replay(fresh))
         if interaction is not None:
-            like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-            tree = saved.load({"train": train, **like})
+            try:
+                like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+                tree = saved.load({"train": train, **like})
+                self._reported, self._draws = interaction["reported"], interaction["draws"]
+                self.actors.restore(tree, interaction)
+            except KeyError as error:
+                raise CheckpointError(
+                    f"The checkpoint {str(saved.path)!r} comes from an earlier, unreleased state of operant: "
+                    f"it has no {error}."
+                ) from None
             self._engine.put(tree["train"])
-            self.actors.restore(tree, interaction)
-            self._reported, self._draws = interaction["reported"], interaction["draws"]
             return
         learnt = saved.part("train", train)  # of a training run, whose environments do not go on here
         if forgets:

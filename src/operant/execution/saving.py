@@ -41,22 +41,6 @@ def check_format(format: Any, *more: str) -> None:
         raise value_error("format", f"one of {', '.join(map(repr, known))}", format)
 
 
-def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
-    """Refuse to load an exported policy, which is no agent, if one is asked for.
-
-    Raises:
-        CheckpointError: the format or the file's name is that of a policy.
-    """
-    asked = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
-    if format in export.FORMATS or asked & set(export.FORMATS.values()):
-        raise CheckpointError(
-            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
-            "learn on: it is no agent. "
-            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
-            "format='checkpoint', too."
-        )
-
-
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
     # All at once: each fetch by itself would wait for the device.
@@ -197,7 +181,37 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
+def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint.Checkpoint | Path:
+    """Return the checkpoint that `Agent.load` names, or its file of weights.
+
+    Args:
+        directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
+        filename: name in the folder, also without the number at its end; None: the newest.
+        format: what it is; None: a checkpoint if there is one, else weights.
+
+    Raises:
+        SpecError: an unknown format.
+        CheckpointError: there is none, or it is an exported policy, which is no agent.
+    """
+    suffixes = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
+    if format in export.FORMATS or suffixes & set(export.FORMATS.values()):
+        raise CheckpointError(
+            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
+            "learn on: it is no agent. "
+            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
+            "format='checkpoint', too."
+        )
+    if format is not None:
+        check_format(format)
+    folder = directory / "checkpoints" if (directory / "checkpoints").is_dir() else directory
+    saved = None if format in FORMATS else find_checkpoint(folder, filename)
+    weights = find_weights(folder, filename, format) if saved is None and format != "checkpoint" else None
+    if weights is None and format in FORMATS:
+        raise CheckpointError(f"There are no weights (*{FORMATS[format]}) in {str(directory)!r}.")
+    return weights or saved or checkpoint_in(folder, filename, numbered=True)
+
+
+def find_weights(directory: Path, filename: str | None, format: str | None) -> Path | None:
     """Return a weights file in a folder, or None: the named one, with a format else the newest
     ``<filename>-<number>``; without a name the newest.
     """
