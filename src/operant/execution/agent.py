@@ -235,7 +235,7 @@ class Agent(InteractiveAgent):
             self._callbacks.updated()
             self._check()
         self._reported = self.updates
-        self._callbacks.look()
+        self._callbacks.save_if_due()
         return self.updates - before
 
     def pretrain(

@@ -116,12 +116,12 @@ class AgentCallbacks:
         """Take note that the agent learnt, though this counts as no update."""
         if self._saver is not None:
             self._saver.changed()
-        self.look()
+        self.save_if_due()
 
-    def look(self) -> None:
+    def save_if_due(self) -> None:
         """Write a checkpoint if it is time."""
         if self._saver is not None:
-            self._saver.look()
+            self._saver.save_if_due()
 
     def forget(self, actors: Sequence[int]) -> None:
         """Drop the unfinished episodes of some actors."""

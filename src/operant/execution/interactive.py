@@ -356,7 +356,7 @@ class InteractiveAgent:
         self._learn()
         updates = self.updates - self._reported
         self._reported += updates
-        self._callbacks.look()  # between calls only: inside of them rows are incomplete
+        self._callbacks.save_if_due()  # between calls only: inside of them rows are incomplete
         return updates
 
     def _outcomes(

@@ -352,7 +352,7 @@ class Saver:
         """Take note of a change that the counters do not show."""
         self._saved = None
 
-    def look(self) -> None:
+    def save_if_due(self) -> None:
         """Write a checkpoint if it is time."""
         now = self._now()
         if now - self._last >= self.config.frequency:
