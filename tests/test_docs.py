@@ -242,8 +242,8 @@ def test_the_page_for_newcomers_names_every_method_and_argument(cls):
             "restarts",
             "best_evaluation_score",
             "driver",
-            "lend",
-            "take_back",
+            "detach_state",
+            "attach_state",
         ):
             continue  # figures of a run, in docs/runner.md; what drivers do with one another
         assert name == "__init__" or name in words or name.startswith("evaluation_"), name

@@ -62,9 +62,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
-        fit = importlib.import_module("operant.execution.algorithm.fit")
-        if name in fit.CLASSES:
-            return fit.trainer(name)
+        module = importlib.import_module("operant.execution.algorithm.trainer")
+        if name in module.CLASSES:
+            return module.trainer(name)
     raise AttributeError(f"module 'operant' has no attribute {name!r}")
 
 

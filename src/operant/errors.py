@@ -54,6 +54,8 @@ class BackendError(OperantError, RuntimeError):
     """JAX or Keras is set up in a way that operant cannot work with."""
 
 
+# Words of other libraries, and what is meant here. See docs/coming-from.md.
+
 _TRAIN = {"total_timesteps": "max_steps", "num_envs": "n_envs", "env_id": "env", "tensorboard_log": "run_dir"}
 _ROLLOUT = {
     "learning_rate": "lr",
@@ -62,6 +64,7 @@ _ROLLOUT = {
     "n_epochs": "ppo_epochs",
     "update_epochs": "ppo_epochs",
     "num_minibatches": "mini_batches",
+    "minibatch_size": "mini_batches",
     "clip_range": "clip_norm",
     "clip_coef": "clip_norm",
     "clip_range_vf": "clip_value",
@@ -84,16 +87,54 @@ _REPLAY = {
     "exploration_fraction": "epsilon_decay_steps",
 }
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    **{name: (ours,) for name, ours in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
-    "batch_size": ("buffer_batch_size",),
+    **{name: (option,) for name, option in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
+    "batch_size": ("buffer_batch_size", "mini_batches"),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
     "eval_freq": ("eval_frequency",),
     "n_eval_episodes": ("eval_episodes",),
 }
-"""What other libraries call options, and the options here, of which the first that exists is meant.
+"""Options, and those here of which the first that exists is meant."""
+METHODS = {
+    "learn": "fit(max_steps=...)",
+    "train": "fit(max_steps=...)",
+    "predict": "act(observation)",
+    "evaluate": "play(episodes=...)",
+}
+"""Methods of an algorithm's class."""
+POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""Names of policies, which are an argument before the environment."""
+NETWORK_LIBRARIES = {
+    "flax": "Flax",
+    "equinox": "Equinox",
+    "haiku": "Haiku",
+    "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+}
+"""Packages whose networks look like functions, and cannot be used."""
+NETWORK_KEYS = {"pi", "vf", "qf"}
+"""Keys under which the widths of policy and value networks come in one dict."""
+SAVED_MODEL = ("saved-model", "saved_model")
+"""Names of the format that only TensorFlow writes."""
 
-See docs/coming-from.md.
-"""
+
+def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:
+    """Say what rows in a gradient step are here, where an update goes through a rollout in minibatches; empty
+    for other arguments.
+
+    >>> minibatch_hint("batch_size", 64, 128, 8)
+    ' 64 rows a gradient step are mini_batches=16 here (n_steps x n_envs = 128 x 8 = 1024 rows).'
+    """
+    value = as_whole(value)
+    if _plain(name) not in ("batch_size", "minibatch_size") or not isinstance(value, int) or value < 1:
+        return ""
+    if n_envs is None or n_steps * n_envs < value:
+        return f" {value} rows a gradient step are mini_batches = n_steps x n_envs / {value} here."
+    rows = n_steps * n_envs
+    nearly = "" if rows % value == 0 else "about "
+    return (
+        f" {nearly.capitalize()}{value} rows a gradient step are mini_batches={max(1, round(rows / value))} "
+        f"here (n_steps x n_envs = {n_steps} x {n_envs} = {rows} rows)."
+    )
 
 
 def _plain(name: str) -> str:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from operant import Environment
 from operant.envs.connection import Answer, LocalConnection, VectorizedConnection
-from operant.execution.runner.interaction import Interaction, RunLimits
-from operant.execution.runner.run_statistics import RunOptions, RunStatistics
+from operant.execution.runner.interaction import Interaction
+from operant.execution.runner.run_options import RunOptions
+from operant.execution.runner.run_statistics import RunStatistics
 from operant.execution.runner.slots import EnvSlot, join, take
 
 EXAMPLES = 60
@@ -192,23 +193,22 @@ class Checker:
             self._add(1)
 
 
-def run(connections, plan, evaluates=False, callback=None, rows=3, **order):
-    seats, first = [], 0
+def run(connections, evaluates=False, rows=3, **options):
+    slots, first = [], 0
     for i, connection in enumerate(connections):
         trains = not (evaluates and i == len(connections) - 1)
-        seats.append(EnvSlot(connection, first, trains, trains))
+        slots.append(EnvSlot(connection, first, trains, trains))
         first += connection.num_actors
     agent = Checker(first, rows)
-    read = RunOptions.read(callback=callback, **order)
-    ledger = RunStatistics(None, read, first, evaluates)
-    Interaction(agent, seats, plan, ledger, seed=0).run()
-    assert not any(seat.request for seat in seats)
+    statistics = RunStatistics(first, evaluates)
+    Interaction(agent, slots, RunOptions.read(**options), statistics, seed=0).run()
+    assert not any(slot.request for slot in slots)
     assert "acted" not in agent.state and "open" not in agent.state
-    assert agent.acts == ledger.timesteps
-    assert agent.updates == ledger.updates
-    for made in (ledger.training, ledger.evaluations):
-        assert made.returns == made.timesteps  # each step's reward is 1
-    return agent, ledger
+    assert agent.acts == statistics.timesteps
+    assert agent.updates == statistics.updates
+    assert statistics.episode_returns == statistics.episode_timesteps  # each step's reward is 1
+    assert statistics.evaluation_returns == statistics.evaluation_timesteps
+    return agent, statistics
 
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=3)
@@ -235,35 +235,39 @@ MANNER = st.fixed_dictionaries(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 12))
 def test_episodes_are_exact(connections, manner, number):
-    agent, ledger = run(connections, RunLimits(num_episodes=number, **manner))
-    assert ledger.episodes == len(ledger.training.returns) == number
+    agent, statistics = run(connections, num_episodes=number, **manner)
+    assert statistics.episodes == len(statistics.episode_returns) == number
     if all(c.num_actors == 1 or isinstance(c, VectorizedConnection) for c in connections):
         assert agent.cuts == 0 and agent.ends == number  # no more are begun than are wanted
-        assert ledger.timesteps == sum(ledger.training.timesteps)
+        assert statistics.timesteps == sum(statistics.episode_timesteps)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 30))
 def test_timesteps_are_exact(connections, manner, number):
-    agent, ledger = run(connections, RunLimits(num_timesteps=number, **manner))
-    assert ledger.timesteps == agent.acts == number
-    assert agent.ends == ledger.episodes == len(ledger.training.returns)
+    agent, statistics = run(connections, num_timesteps=number, **manner)
+    assert statistics.timesteps == agent.acts == number
+    assert agent.ends == statistics.episodes == len(statistics.episode_returns)
     assert agent.cuts <= sum(c.num_actors for c in connections)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(SINGLES, MANNER, st.integers(1, 10), st.integers(1, 5))
 def test_updates_are_exact(connections, manner, number, rows):
-    agent, ledger = run(connections, RunLimits(num_updates=number, **manner), rows=rows)
-    assert agent.updates == ledger.updates == number
+    agent, statistics = run(connections, num_updates=number, **manner, rows=rows)
+    assert agent.updates == statistics.updates == number
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(ANY, MANNER, st.integers(1, 10), st.integers(1, 10), st.integers(1, 5))
 def test_the_first_limit_counts(connections, manner, episodes, timesteps, updates):
-    _, ledger = run(connections, RunLimits(episodes, timesteps, updates, **manner))
-    assert ledger.episodes <= episodes and ledger.timesteps <= timesteps
-    assert ledger.episodes == episodes or ledger.timesteps == timesteps or ledger.updates >= updates
+    _, statistics = run(
+        connections, num_episodes=episodes, num_timesteps=timesteps, num_updates=updates, **manner
+    )
+    assert statistics.episodes <= episodes and statistics.timesteps <= timesteps
+    assert (
+        statistics.episodes == episodes or statistics.timesteps == timesteps or statistics.updates >= updates
+    )
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -275,9 +279,9 @@ def test_a_callback_ends_the_run_at_its_episode(connections, manner, number, eve
         heard.append(parallel)
         return len(heard) < number
 
-    _, ledger = run(connections, RunLimits(**manner), callback=callback, every_episodes=every)
+    _, statistics = run(connections, **manner, callback=callback, callback_episode_frequency=every)
     assert len(heard) == number
-    assert ledger.episodes == len(ledger.training.returns) == number * every
+    assert statistics.episodes == len(statistics.episode_returns) == number * every
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -289,9 +293,11 @@ def test_a_callback_ends_the_run_at_its_timestep(connections, manner, number, ev
         heard.append(parallel)
         return len(heard) < number
 
-    _, ledger = run(connections, RunLimits(**manner), callback=callback, every_timesteps=every)
+    _, statistics = run(connections, **manner, callback=callback, callback_timestep_frequency=every)
     assert len(heard) == number
-    assert number * every <= ledger.timesteps < number * every + len(connections)  # those already under way
+    assert (
+        number * every <= statistics.timesteps < number * every + len(connections)
+    )  # those already under way
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -301,11 +307,11 @@ def test_a_callback_ends_the_run_at_its_timestep(connections, manner, number, ev
     st.integers(1, 8),
 )
 def test_evaluation_does_not_count(connections, manner, number):
-    agent, ledger = run(connections, RunLimits(num_episodes=number, **manner), evaluates=True)
-    assert ledger.episodes == number and agent.state[-1] == "closed"
-    assert ledger.timesteps == sum(ledger.training.timesteps)  # none of the evaluation's
+    agent, statistics = run(connections, num_episodes=number, **manner, evaluates=True)
+    assert statistics.episodes == number and agent.state[-1] == "closed"
+    assert statistics.timesteps == sum(statistics.episode_timesteps)  # none of the evaluation's
     if manner["sync_episodes"]:
-        assert len(ledger.evaluations.returns) == -(-number // (len(connections) - 1))
+        assert len(statistics.evaluation_returns) == -(-number // (len(connections) - 1))
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -318,26 +324,26 @@ def test_evaluation_does_not_count(connections, manner, number):
     MANNER,
 )
 def test_a_lost_environment_ends_its_episode(connections, manner):
-    _, ledger = run_lost(connections, RunLimits(num_episodes=8, **manner))
-    assert ledger.episodes == 8
+    _, statistics = run_lost(connections, num_episodes=8, **manner)
+    assert statistics.episodes == 8
 
 
-def run_lost(connections, plan):
-    seats = [EnvSlot(connection, i, True, True) for i, connection in enumerate(connections)]
-    agent = Checker(len(seats))
-    ledger = RunStatistics(None, RunOptions.read(), len(seats), False)
-    Interaction(agent, seats, plan, ledger, seed=0).run()
+def run_lost(connections, **options):
+    slots = [EnvSlot(connection, i, True, True) for i, connection in enumerate(connections)]
+    agent = Checker(len(slots))
+    statistics = RunStatistics(len(slots))
+    Interaction(agent, slots, RunOptions.read(**options), statistics, seed=0).run()
     assert agent.ends == 8
-    return agent, ledger
+    return agent, statistics
 
 
 def test_a_lost_evaluation_runs_no_more_episodes_than_asked():
     """Only actors whose episodes were wanted get others in their place."""
     connection = Late(Crowd([2, 2]), lose_at=3)
-    ledger = RunStatistics(None, RunOptions.read(), 2, False)
-    seat = EnvSlot(connection, 0, trains=False, counts=True)
-    Interaction(Checker(2), [seat], RunLimits(num_episodes=3), ledger, seed=0).run()
-    assert connection.restarts == 1 and ledger.episodes == 3
+    statistics = RunStatistics(2)
+    slot = EnvSlot(connection, 0, trains=False, counts=True)
+    Interaction(Checker(2), [slot], RunOptions.read(num_episodes=3), statistics, seed=0).run()
+    assert connection.restarts == 1 and statistics.episodes == 3
 
 
 def scripts(*lengths):
@@ -345,9 +351,9 @@ def scripts(*lengths):
 
 
 def test_batched_calls_hold_all_environments():
-    agent, _ = run(scripts([2], [2], [2]), RunLimits(num_timesteps=12, batch_agent_calls=True))
+    agent, _ = run(scripts([2], [2], [2]), num_timesteps=12, batch_agent_calls=True)
     assert agent.batches == [3, 3, 3, 3]
-    agent, _ = run(scripts([2], [2], [2]), RunLimits(num_timesteps=12, sync_timesteps=True))
+    agent, _ = run(scripts([2], [2], [2]), num_timesteps=12, sync_timesteps=True)
     assert agent.batches == [1] * 12
 
 
@@ -356,18 +362,20 @@ def test_environments_in_step_take_turns_and_others_do_not():
     order = []
     run(
         slow,
-        RunLimits(num_timesteps=20, num_sleep_secs=0),
+        num_timesteps=20,
+        num_sleep_secs=0,
         callback=lambda _, p: order.append(p),
-        every_timesteps=1,
+        callback_timestep_frequency=1,
     )
     assert order.count(0) > 2 * order.count(1)  # the fast one does not wait
     order.clear()
     slow = [Late(Script([100]), [0]), Late(Script([100]), [9])]
     run(
         slow,
-        RunLimits(num_timesteps=20, sync_timesteps=True),
+        num_timesteps=20,
+        sync_timesteps=True,
         callback=lambda _, p: order.append(p),
-        every_timesteps=1,
+        callback_timestep_frequency=1,
     )
     assert order == [0, 1] * 10
 
@@ -381,11 +389,11 @@ def test_episodes_in_step_begin_together():
             return super().reset()
 
     short, long = Told([1]), Told([5])
-    run([Late(short), Late(long)], RunLimits(num_episodes=6, sync_episodes=True))
+    run([Late(short), Late(long)], num_episodes=6, sync_episodes=True)
     assert begun == [short, long] * 3
     begun.clear()
     short, long = Told([1]), Told([5])
-    run([Late(short), Late(long)], RunLimits(num_episodes=6))
+    run([Late(short), Late(long)], num_episodes=6)
     assert begun.count(short) > begun.count(long)
 
 
@@ -408,7 +416,7 @@ def test_environments_are_seeded_once_and_each_otherwise(manner):
     connections = [Late(each) for each in made]
     for each in made:
         each.seeds.clear()  # the first reset was to see whether masks come with it
-    run(connections, RunLimits(num_episodes=12, **manner))
+    run(connections, num_episodes=12, **manner)
     first = [each.seeds[0] for each in made]
     assert None not in first and len(set(first)) == 3
     assert all(len(each.seeds) > 2 and set(each.seeds[1:]) == {None} for each in made)
@@ -432,15 +440,17 @@ class Remembering(Checker):
 )
 def test_recurrent_states_begin_anew_with_each_episode_of_an_evaluation(connection, number):
     made = connection()
-    ledger = RunStatistics(None, RunOptions.read(), made.num_actors, False)
-    seat = EnvSlot(made, 0, trains=False, counts=True)
-    Interaction(Remembering(made.num_actors), [seat], RunLimits(num_episodes=number), ledger, seed=0).run()
-    assert ledger.episodes == number
+    statistics = RunStatistics(made.num_actors)
+    slot = EnvSlot(made, 0, trains=False, counts=True)
+    Interaction(
+        Remembering(made.num_actors), [slot], RunOptions.read(num_episodes=number), statistics, seed=0
+    ).run()
+    assert statistics.episodes == number
 
 
 def test_the_state_at_a_cut_is_the_true_last_one():
-    agent, ledger = run(scripts([100]), RunLimits(num_timesteps=7))  # Checker compares the state
-    assert (agent.cuts, ledger.episodes) == (1, 0)
+    agent, statistics = run(scripts([100]), num_timesteps=7)  # Checker compares the state
+    assert (agent.cuts, statistics.episodes) == (1, 0)
 
 
 def test_reported_returns_win():
@@ -448,16 +458,19 @@ def test_reported_returns_win():
         def episode_return(self, parallel=None):
             return 42.0
 
-    ledger = RunStatistics(None, RunOptions.read(), 1, False)
-    seat = EnvSlot(Late(Reports([3])), 0, True, True)
-    Interaction(Checker(1), [seat], RunLimits(num_episodes=2), ledger, seed=0).run()
-    assert ledger.training.returns == [42.0, 42.0] and ledger.training.timesteps == [3, 3]
+    statistics = RunStatistics(1)
+    slot = EnvSlot(Late(Reports([3])), 0, True, True)
+    Interaction(Checker(1), [slot], RunOptions.read(num_episodes=2), statistics, seed=0).run()
+    assert statistics.episode_returns == [42.0, 42.0] and statistics.episode_timesteps == [3, 3]
 
 
 def test_clocks():
-    _, ledger = run(scripts([5]), RunLimits(num_episodes=2))
+    _, statistics = run(scripts([5]), num_episodes=2)
     for total, agent, env in zip(
-        ledger.training.seconds, ledger.training.agent_seconds, ledger.training.env_seconds, strict=True
+        statistics.episode_seconds,
+        statistics.episode_agent_seconds,
+        statistics.episode_env_seconds,
+        strict=True,
     ):
         assert agent > 0 and env > 0 and agent + env <= total
 

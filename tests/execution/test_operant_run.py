@@ -17,8 +17,8 @@ import pytest
 
 from operant import Agent, Environment
 from operant.cli import main
-from operant.execution.runner.logging import RunnerLogger
-from operant.execution.runner.repeats import RunCollector
+from operant.execution.runner import repeats
+from operant.execution.runner.runner_logger import RunnerLogger
 from operant.spec import options
 from operant.spec.run import SHORT, RunnerConfig
 from operant.tracking.tensorboard import TensorBoard
@@ -141,7 +141,7 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
         def save(directory, filename):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("operant.execution.runner.logging.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("operant.execution.runner.runner_logger.SAVE_SECONDS", 0.0)
     runner = SimpleNamespace(
         agent=Full,
         episodes=1,
@@ -163,7 +163,7 @@ def test_a_full_disk_ends_a_run_at_its_end_alone(tmp_path, monkeypatch):
 
 def test_what_follows_a_run_averages_over_its_horizon(tmp_path, monkeypatch):
     records = []
-    monkeypatch.setattr("operant.execution.runner.logging.RECORD_SECONDS", 0.0)
+    monkeypatch.setattr("operant.execution.runner.runner_logger.RECORD_SECONDS", 0.0)
     monkeypatch.setattr(TensorBoard, "record", lambda _, record: records.append(record.values))
     runner = SimpleNamespace(
         agent=SimpleNamespace(engine=None),
@@ -216,12 +216,9 @@ def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
             for name in ("returns", "timesteps", "seconds", "agent_seconds"):
                 setattr(self, f"episode_{name}", list(range(n)))
 
-    repeats = RunCollector()
-    repeats.add(Run(3))
-    repeats.add(Run(2))
-    assert repeats.data()["rewards"] == [[0, 0], [1, 1]]
-    repeats.add(Run(0))
-    assert len(repeats.write(tmp_path / "none")) == 2
+    runs = [repeats.recorded(Run(n)) for n in (3, 2)]
+    assert repeats.by_episode(runs)["rewards"] == [[0, 0], [1, 1]]
+    assert len(repeats.write([*runs, repeats.recorded(Run(0))], tmp_path / "none")) == 2
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from operant.envs.connection import LocalConnection
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces
+from operant.execution.runner import fast_path
 from operant.execution.runner.bar import Bar
-from operant.execution.runner.run_statistics import RunStatistics
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -453,7 +453,7 @@ def test_a_request_to_terminate_ends_the_run_and_then_the_program(environment, m
         manner = {"callback": ask, "num_timesteps": 10**9}
     else:  # of blocks of a driver
         manner = {"num_updates": 10**9, "batch_agent_calls": True}
-        monkeypatch.setattr(RunStatistics, "show", ask)
+        monkeypatch.setattr(fast_path, "show", ask)
     with pytest.raises(SystemExit) as ended, runner:
         runner.run(**manner, **QUIET)
     assert ended.value.code == 143 and 0 < runner.timesteps < 10**5
@@ -779,7 +779,7 @@ def test_it_is_the_run_of_the_device_driver():
 
     with quick(seed=5) as runner:
         driver = DeviceDriver(runner.agent.learner, ids.make("jax:CartPole-v1"), 2, jax.random.key(5))
-        driver.restore(jax.tree.map(jnp.copy, runner.agent.lend(2).train), driver.snapshot())
+        driver.restore(jax.tree.map(jnp.copy, runner.agent.detach_state(2).train), driver.snapshot())
         finished = driver.advance(10)
         runner.run(num_updates=10, use_tqdm=False)
         assert [episode.reward for episode in finished] == runner.episode_returns

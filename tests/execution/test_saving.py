@@ -345,7 +345,7 @@ def test_a_saver_of_a_loaded_agent_counts_from_there():
     config = saving.SaverConfig.parse({"directory": "x", "frequency": 10})
     saver = saving.Saver(config, lambda append, keep: saved.append(counts[append]), counts.__getitem__)
     for counts["updates"] in range(105, 130):
-        saver.look()
+        saver.save_if_due()
     assert saved == [115, 125]
 
 

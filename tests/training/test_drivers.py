@@ -83,7 +83,7 @@ def interactive(agent: Compiled, seed: int, batched: bool = True) -> Agent:
     made.spaces, made.seed = agent.env.spaces, seed
     made.parallel_interactions, made.max_episode_timesteps = agent.n, None
     made.learner, made.engine = agent.learner, agent.engine(seed)
-    made._reported, made._draws, made._last_block, made._writers = 0, 0, None, AgentCallbacks()
+    made._reported, made._draws, made._last_block, made._callbacks = 0, 0, None, AgentCallbacks()
     made._limit, made._debug = None, False
     made._start()
     return made

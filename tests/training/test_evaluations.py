@@ -428,11 +428,14 @@ def test_what_was_learnt_is_told_where_an_evaluation_fails():
     agent.close()
 
 
-def test_a_class_says_that_it_trains_the_modular_form():
-    with pytest.warns(
-        UserWarning, match="PPO trains the modular agent's form of ppo, to which batch_size, horizon"
-    ):
-        operant.PPO("CartPole-v1", NET, batch_size=8, horizon=4, quiet=True).close()
+def test_a_class_refuses_the_words_of_the_modular_form_and_of_others():
+    with pytest.raises(SpecError, match=r"horizon.*belongs to the modular agent's form of ppo: Agent.create"):
+        operant.PPO("CartPole-v1", NET, horizon=4, quiet=True)
+    rows = r"64 rows a gradient step are mini_batches=16 here \(n_steps x n_envs = 128 x 8 = 1024 rows\)"
+    with pytest.raises(SpecError, match=f"ppo takes no argument 'batch_size'. {rows}"):
+        operant.PPO("CartPole-v1", NET, n_envs=8, batch_size=64, quiet=True)
+    with pytest.raises(SpecError, match="About 50 rows a gradient step are mini_batches=2 here"):
+        operant.PPO("CartPole-v1", NET, n_steps=90, batch_size=50, quiet=True)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from operant.envs.native.classic import CartPole
 from operant.envs.validation_errors import raise_of_handler
 from operant.errors import EnvironmentError, NumericalError, SpaceError, SpecError, UsageError
 from operant.execution import traces
-from operant.execution.algorithm.fit import trainer
+from operant.execution.algorithm.trainer import trainer
 from operant.memory.recent import Recent
 from operant.memory.ring import VALID, flag
 from operant.nn.backend import keras

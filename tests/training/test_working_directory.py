@@ -12,7 +12,7 @@ from operant import Agent, Runner, checkpoint
 from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
-from operant.execution.algorithm.fit import trainer
+from operant.execution.algorithm.trainer import trainer
 from operant.spec.run import RunConfig, RunnerConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.training import loggers, provenance
@@ -264,16 +264,6 @@ class Unpruned:
         return b'{"prune": false}'
 
 
-def test_an_environment_may_change_it_between_the_repeats_of_a_runner(here, monkeypatch):
-    Path("net.json").write_text(json.dumps(NET))
-    Path("agent.json").write_text(json.dumps({"agent": "a2c", "model": "net.json"}))
-    Path("env.json").write_text(json.dumps({"environment": "wandering:Wanders"}))
-    flags = ["--episodes", "2", "--repeat", "2", "--quiet", "--path", "out"]
-    assert main(["run", "--agent", "agent.json", "--environment", "env.json", *flags]) == 0
-    monkeypatch.chdir(here)
-    assert all(len(runs) == 2 for runs in json.loads(Path("out.json").read_text()).values())
-
-
 def test_files_of_the_servers_are_found_under_every_repeat(here):
     Path("token").touch()
     Path("system").touch()
@@ -383,23 +373,6 @@ def test_files_of_networks_are_found_by_programs_that_go_elsewhere(here, monkeyp
 def test_a_file_that_comes_along_is_named_as_it_was(here):
     assert parse_agent("a2c", model="ann-actor-critic.cfg").config.model == "ann-actor-critic.cfg"
     assert parse_agent("a2c", model="[64].cfg").config.model == "[64].cfg"  # missing: told where it is read
-
-
-def test_a_runner_reads_its_agent_before_an_environment_is_made(here, monkeypatch):
-    Path("net.json").write_text(json.dumps(NET))
-    Path("agent.json").write_text(json.dumps({"agent": "a2c", "model": "net.json"}))
-    first = {"agent": "agent.json", "n_steps": 4, "recorder": "traces", "saver": {"directory": "kept"}}
-    for agent in (
-        first,
-        {"directory": "saved"},
-        {"directory": "saved", "agent": "agent.json", "recorder": "more"},
-    ):
-        monkeypatch.chdir(here)
-        with Runner(agent, {"environment": "wandering:Wanders", "when": "init"}) as runner:
-            assert runner.agent.get_specification()["agent"]["model"] == NET
-            runner.run(num_episodes=2, use_tqdm=False)
-            runner.agent.save(here / "saved")
-    assert all(list((here / folder).iterdir()) for folder in ("traces", "kept", "more"))
 
 
 def test_an_environment_may_remove_it(here, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from operant.agents.table import entry
 from operant.cli.tables import flag
-from operant.errors import UsageError, suggest, working_directory
+from operant.errors import UsageError, minibatch_hint, suggest, working_directory
 from operant.spec import Config, default, options
 from operant.spec.run import RunConfig
 
@@ -138,7 +138,8 @@ def parse(
         bad = unknown[0]
         if not bad.startswith("-") or _NEGATIVE.match(bad):
             raise _stray(bad, list(arguments), known, command, tuned=several)
-        raise UsageError(f"Unknown flag {bad!r} for {command}.{_meant(bad, known, command)}")
+        hint = _minibatches(unknown, vars(given), configs) or _meant(bad, known, command)
+        raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
         search_here(getattr(given, name, None))
     return vars(given)
@@ -151,6 +152,18 @@ def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> 
     choices = [str(choice) for meta in metas for choice in meta.choices or ()]
     listed = f" Give one of: {', '.join(choices)}." if choices else ""
     return UsageError(f"{names[0]}: {error.message}.{listed}")
+
+
+def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iterable[type[Config]]) -> str:
+    """Say what an unknown flag of rows in a gradient step is here; empty for other flags."""
+    defaults = {name: default(config, name) for config in configs for name in options(config)}
+    values = {**defaults, **given}
+    name, _, value = " ".join(unknown[:2]).replace("=", " ", 1).partition(" ")
+    n_steps, n_envs = values.get("n_steps"), values.get("n_envs")
+    if "mini_batches" not in values or not value.isdecimal() or not isinstance(n_steps, int):
+        return ""
+    hint = minibatch_hint(name, int(value), n_steps, n_envs if isinstance(n_envs, int) else None)
+    return hint.replace("mini_batches", "--mini-batches")
 
 
 def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:

@@ -13,7 +13,7 @@ from operant.spec import plain
 from operant.spec.run import SHORT, RunnerConfig
 
 if TYPE_CHECKING:
-    from operant.execution.runner.repeats import RunCollector
+    from operant.execution.runner.repeats import Run
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -35,16 +35,16 @@ def run(arguments: list[str]) -> int:
     if config.remote == "socket-server":
         _serve(config)
         return 0
-    from operant.execution.runner.repeats import RunCollector
+    from operant.execution.runner import repeats
 
-    repeats, here = RunCollector(), _located(config)
-    agents = [_agent(here, i) for i in range(here.repeat)]  # read before an environment is made
+    runs: list[repeats.Run] = []
+    here = _located(config)
     try:
-        for agent in agents:
-            _once(here, agent, repeats)
+        for i in range(here.repeat):
+            _once(here, _agent(here, i), runs)
     finally:
-        if config.path is not None and here.path is not None and repeats.runs:
-            for path in repeats.write(here.path, "seaborn-v0_8" if config.seaborn else None):
+        if config.path is not None and here.path is not None and runs:
+            for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
                 print(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
@@ -74,10 +74,11 @@ def _is_place(option: str, value: str) -> bool:
     return value != "system" and path.is_file()
 
 
-def _once(config: RunnerConfig, agent: Any, repeats: RunCollector) -> None:
-    """Do one run with a fresh agent of that specification."""
-    from operant.execution.runner.logging import RunnerLogger
+def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
+    """Do one run with a fresh agent of that specification, and append what it recorded."""
+    from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
+    from operant.execution.runner.runner_logger import RunnerLogger
 
     single = config.num_parallel is None
     with (
@@ -113,7 +114,7 @@ def _once(config: RunnerConfig, agent: Any, repeats: RunCollector) -> None:
             )
         finally:
             following.close(runner)
-            repeats.add(runner)
+            runs.append(recorded(runner))
 
 
 @contextlib.contextmanager
@@ -149,21 +150,19 @@ def _serve(config: RunnerConfig) -> None:
 
 
 def _agent(config: RunnerConfig, number: int) -> Any:
-    """Return what the Runner takes as its agent in a repeat, with its files read."""
-    from operant.execution.runner.runner import read
-
+    """Return what the Runner takes as its agent in a repeat."""
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
     if agent is not None and Path(agent).is_dir():
         if config.seed is not None:
             raise SpecError("A saved agent brings its own seed. Leave --seed out.")
-        return read({"directory": agent, **recorder})
+        return {"directory": agent, **recorder}
     if config.seed is None and number == 0 and not recorder:
-        return read(agent)
+        return agent
     from operant.execution.agent import specified
 
     first = config.seed if config.seed is not None else specified(agent).get("config", {}).get("seed", 0)
-    return read({"agent": agent, **recorder, "seed": first + number})
+    return {"agent": agent, **recorder, "seed": first + number}
 
 
 def _environment(config: RunnerConfig) -> Any:

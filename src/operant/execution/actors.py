@@ -42,7 +42,7 @@ class Actor:
         self.acted = False
         """Whether an action waits for its reward."""
         self.length = 0
-        self._last: ActorRow | None = None  # with whose observation the newest column ends
+        self._last: ActorRow | None = None  # with whose observation the newest segment ends
 
     @property
     def interrupted(self) -> bool:
@@ -98,7 +98,7 @@ class Actor:
             self.rows[-2] = self.rows[-2]._replace(truncated=True)
         self.first, self.acted, self.length = True, False, 0
 
-    def bring(
+    def add_episode(
         self,
         observation: dict[str, np.ndarray],
         taken: Action,
@@ -117,23 +117,22 @@ class Actor:
         """
         for i in range(len(reward)):
             action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
-            own = {name: x[i] for name, x in observation.items()}
-            ended = int(terminal[i])
+            before, end = {name: x[i] for name, x in observation.items()}, int(terminal[i])
             self.rows.append(
-                ActorRow(own, action, float(reward[i]), ended == 1, ended == 2, True, extras, carry)
+                ActorRow(before, action, float(reward[i]), end == 1, end == 2, True, extras, carry)
             )
         self.row += len(reward)
         self.end_episode(self.rows[-1].observation if last is None else last)
 
     def fill(self, rows: int) -> None:
-        """Add rows that do not count, until a column of `rows` is complete.
+        """Add rows that do not count, until a segment of `rows` is complete.
 
         Do nothing if there is nothing to complete.
         """
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
-    def column(self, rows: int) -> tuple[int, list[ActorRow]] | None:
+    def segment(self, rows: int) -> tuple[int, list[ActorRow]] | None:
         """Take the oldest `rows` rows if the observation after them is known; it comes as one more row."""
         if len(self.rows) <= rows:
             return None
@@ -145,11 +144,11 @@ class Actor:
 
 
 class Actors:
-    """All actors, and the columns (rows of one actor that a block takes) that wait for those of the others.
+    """All actors, and the segments (rows of one actor for a rollout) that wait for those of the others.
 
     Args:
         n: how many actors.
-        rows: rows of a column (T).
+        rows: rows of a segment (T).
         carry: recurrent state at the start of an episode.
         first_row: address of the first row's randomness.
     """
@@ -157,7 +156,7 @@ class Actors:
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
         self._rows = rows
         self._actors = [Actor(i, carry) for i in range(n)]
-        self._columns: list[tuple[int, list[ActorRow]]] = []
+        self._segments: list[tuple[int, list[ActorRow]]] = []
         for actor in self._actors:
             actor.row = first_row
 
@@ -181,7 +180,7 @@ class Actors:
         """Whether nothing waits for an update, and the last observation of an episode is held for every
         actor, or for none.
         """
-        if self._columns or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
+        if self._segments or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
 
@@ -204,12 +203,12 @@ class Actors:
     def waiting(self) -> list[ActorRow]:
         """Rows that no block has taken yet."""
         rows = [row for actor in self for row in actor.rows]
-        return rows + [row for _, column in self._columns for row in column[:-1]]
+        return rows + [row for _, segment in self._segments for row in segment[:-1]]
 
     def collect(self, actor: Actor) -> None:
-        """Take the columns of an actor that are complete."""
-        while (column := actor.column(self._rows)) is not None:
-            self._columns.append(column)
+        """Take the segments of an actor that are complete."""
+        while (segment := actor.segment(self._rows)) is not None:
+            self._segments.append(segment)
 
     def flush(self) -> None:
         """Complete blocks with rows that do not count, from the actors whose episodes are over."""
@@ -217,30 +216,30 @@ class Actors:
             if actor.first and not actor.acted:
                 actor.fill(self._rows)
                 self.collect(actor)
-        while len(self._columns) % len(self):
+        while len(self._segments) % len(self):
             # Of no actor: in an actor's memory they would take the place of its rows.
-            self._columns.append((len(self), [_idle(row) for row in self._columns[-1][1]]))
+            self._segments.append((len(self), [_idle(row) for row in self._segments[-1][1]]))
 
     def take(self) -> list[tuple[int, list[ActorRow]]]:
-        """Take all columns that are complete, each with its actor."""
-        taken, self._columns = self._columns, []
+        """Take all segments that are complete, each with its actor."""
+        taken, self._segments = self._segments, []
         return taken
 
     def blocks(self) -> Iterator[tuple[Rollout, list[int] | None]]:
-        """Yield complete blocks `[T, N]`, each with the actor of every column (N: padding), or None if
-        column `i` is actor `i`.
+        """Yield complete rollouts `[T, N]`, each with the actor of every segment (N: padding), or None if
+        segment `i` is actor `i`'s.
         """
         n = len(self)
-        while len(self._columns) >= n:
-            taken, self._columns = self._columns[:n], self._columns[n:]
-            taken.sort(key=lambda column: column[0])  # stable: an actor's older column stays first
+        while len(self._segments) >= n:
+            taken, self._segments = self._segments[:n], self._segments[n:]
+            taken.sort(key=lambda segment: segment[0])  # stable: an actor's older one stays first
             indices = [index for index, _ in taken]
             yield block_of(taken), None if indices == list(range(n)) else indices
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return all rows as a tree of arrays, and as JSON data how many there are in each of its parts."""
         parts: dict[str, list[ActorRow]] = {f"actor-{a.index}": a.rows for a in self}
-        parts |= {f"column-{i}": rows for i, (_, rows) in enumerate(self._columns)}
+        parts |= {f"segment-{i}": rows for i, (_, rows) in enumerate(self._segments)}
         parts = {name: rows for name, rows in parts.items() if rows}
         tree = {
             "rows": {name: stack(_filled(rows)) for name, rows in parts.items()},
@@ -248,7 +247,7 @@ class Actors:
         }
         shapes = {
             "rows": {name: len(rows) for name, rows in parts.items()},
-            "columns": [index for index, _ in self._columns],
+            "segments": [index for index, _ in self._segments],
             "actors": [[a.row, a.first, a.length, a.acted] for a in self],
         }
         return tree, shapes
@@ -279,7 +278,7 @@ class Actors:
             actor.row, actor.first, actor.length, actor.acted = shapes["actors"][i]
             actor.rows = rows.get(f"actor-{i}", [])
             actor.carry = jax.tree.map(lambda x, i=i: x[i], tree["carry"])
-        self._columns = [(index, rows[f"column-{i}"]) for i, index in enumerate(shapes["columns"])]
+        self._segments = [(index, rows[f"segment-{i}"]) for i, index in enumerate(shapes["segments"])]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -321,18 +320,20 @@ def _filled(rows: list[ActorRow]) -> list[ActorRow]:
     ]
 
 
-def block_of(columns: list[tuple[int, list[ActorRow]]]) -> Rollout:
-    """Stack columns of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
+def block_of(segments: list[tuple[int, list[ActorRow]]]) -> Rollout:
+    """Stack segments of `T + 1` rows (the last one for its observation only) into a block `[T, N]`."""
     observation: dict[str, Any] = {}
-    for name in columns[0][1][0].observation:
-        observation[name] = np.stack([[row.observation[name] for row in rows] for _, rows in columns], axis=1)
+    for name in segments[0][1][0].observation:
+        observation[name] = np.stack(
+            [[row.observation[name] for row in rows] for _, rows in segments], axis=1
+        )
 
     def leaves(get: Any) -> Tree:
-        per_column = [stack([get(row) for row in rows[:-1]]) for _, rows in columns]
-        return jax.tree.map(lambda *x: np.stack(x, axis=1), *per_column)
+        each = [stack([get(row) for row in rows[:-1]]) for _, rows in segments]
+        return jax.tree.map(lambda *x: np.stack(x, axis=1), *each)
 
     def scalars(field: str, dtype: Any) -> Any:
-        return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in columns], dtype).T
+        return np.array([[getattr(row, field) for row in rows[:-1]] for _, rows in segments], dtype).T
 
     return Rollout(
         observation=observation,
@@ -342,5 +343,5 @@ def block_of(columns: list[tuple[int, list[ActorRow]]]) -> Rollout:
         truncated=scalars("truncated", bool),
         valid=scalars("valid", bool),
         extras=leaves(lambda row: row.extras),
-        carry=stack([rows[0].carry for _, rows in columns]),
+        carry=stack([rows[0].carry for _, rows in segments]),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
-from operant.agents.base.learner import without_buffer
+from operant.agents.base.learner import TrainState, without_buffer
 from operant.agents.base.protocol import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
@@ -116,41 +116,40 @@ class Agent(InteractiveAgent):
                 `environment` is not an `Environment`.
             SpaceError: the algorithm cannot serve the spaces.
         """
-        beside = {
-            "environment": environment, "states": states, "actions": actions, "seed": seed, "config": config,
-            "max_episode_timesteps": max_episode_timesteps, "parallel_interactions": parallel_interactions,
-            "recorder": recorder, "saver": saver, "summarizer": summarizer,
-        }  # fmt: skip
-        given = specified({"agent": DEFAULT if agent is None else agent, **beside})
-        settings = Settings(**given["config"])
-        states, actions, limit = given.get("states"), given.get("actions"), None
-        if "environment" in given:
+        arguments = specified(
+            {
+                "agent": DEFAULT if agent is None else agent,
+                "environment": environment, "states": states, "actions": actions, "seed": seed,
+                "max_episode_timesteps": max_episode_timesteps, "config": config,
+                "parallel_interactions": parallel_interactions,
+                "recorder": recorder, "saver": saver, "summarizer": summarizer,
+            }
+        )  # fmt: skip
+        states, actions, limit = arguments.get("states"), arguments.get("actions"), None
+        if "environment" in arguments:
             if states is not None or actions is not None:
                 raise SpecError("Give either environment, or states and actions, not both.")
-            states, actions, limit = _described(given["environment"])
+            states, actions, limit = _described(arguments["environment"])
         elif states is None or actions is None:
             raise SpecError("Give environment, or both states and actions.")
-        limit = given.get("max_episode_timesteps", limit)
-        actors = whole("parallel_interactions", given.get("parallel_interactions", 1))
-        definition = parse_agent(given["agent"], **options).limited(limit)
-        spaces = Spaces.read(states, actions)
-        writers = AgentCallbacks(*map(given.get, ("recorder", "saver", "summarizer")))
-        made = Agent(
-            definition,
-            spaces,
-            parallel_interactions=actors,
+        limit = arguments.get("max_episode_timesteps", limit)
+        callbacks = AgentCallbacks(*map(arguments.get, ("recorder", "saver", "summarizer")))
+        created = Agent(
+            parse_agent(arguments["agent"], **options).limited(limit),
+            Spaces.read(states, actions),
+            parallel_interactions=whole("parallel_interactions", arguments.get("parallel_interactions", 1)),
             max_episode_timesteps=limit,
-            settings=settings,
+            settings=Settings(**arguments["config"]),
         )
-        if writers.saving is not None and writers.saving.load:
-            place, name = Path(writers.saving.directory), writers.saving.filename
-            made._resume(saving.checkpoint_in(place, name, numbered=True))
-        made._write_by(writers)
-        return made
+        if callbacks.saving is not None and callbacks.saving.load:
+            place, name = Path(callbacks.saving.directory), callbacks.saving.filename
+            created._resume(saving.checkpoint_in(place, name, numbered=True))
+        created._begin_callbacks(callbacks)
+        return created
 
-    def _write_by(self, writers: AgentCallbacks) -> None:
-        self._writers = writers
-        writers.begin(self, self._save_checkpoint)
+    def _begin_callbacks(self, callbacks: AgentCallbacks) -> None:
+        self._callbacks = callbacks
+        callbacks.begin(self, self._save_checkpoint)
 
     def summarize(self, summary: str, value: Any, step: int | None = None) -> None:
         """Write one of the `custom` summaries.
@@ -165,7 +164,7 @@ class Agent(InteractiveAgent):
             UsageError: the agent has no summarizer.
             SpecError: the name was not declared, or the value does not suit its type.
         """
-        if not self._writers.summarize(summary, value, step):
+        if not self._callbacks.summarize(summary, value, step):
             raise UsageError(
                 "summarize needs a summarizer: Agent.create(..., summarizer=dict(directory=..., custom=...))."
             )
@@ -205,8 +204,8 @@ class Agent(InteractiveAgent):
         if not self.actors.waiting:
             self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
         trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
-        pretraining.bring(self._engine, self.actors, trace, internals)
-        self._writers.recount()
+        pretraining.add_trace(self._engine, self.actors, trace, internals)
+        self._callbacks.recount()
 
     def update(self) -> int:
         """Learn from all waiting experience, in blocks of the algorithm's size; the last may be short.
@@ -233,10 +232,10 @@ class Agent(InteractiveAgent):
                     "There is no experience to learn from. Call experience, or act and observe, first."
                 )
             self._engine.update_again(self._last_block)
-            self._writers.updated()
+            self._callbacks.updated()
             self._check()
         self._reported = self.updates
-        self._writers.look()
+        self._callbacks.save_if_due()
         return self.updates - before
 
     def pretrain(
@@ -277,20 +276,23 @@ class Agent(InteractiveAgent):
         num_traces = whole("num_traces", num_traces, optional=True)
         num_updates = whole("num_updates", num_updates)
         batch_size = whole("batch_size", batch_size)
-        able = hasattr(self.learner.algorithm, "imitation")
-        if imitate and not able:
+        imitates = hasattr(self.learner.algorithm, "imitation")
+        if imitate and not imitates:
             raise UsageError(
                 f"The agent {self.definition.name!r} cannot imitate. Leave imitate out: it learns by "
                 "update()."
             )
         drawn = pretraining.draws(directory, extension, self.spaces, num_traces, num_iterations, self.seed)
-        if able and imitate is not False:
-            pretraining.clone(self._engine, drawn, num_updates, lr=lr, batch_size=batch_size, seed=self.seed)
-            self._writers.changed()
+        if imitates and imitate is not False:
+            cloning = pretraining.BehavioralCloning(self._engine, lr, batch_size, self.seed)
+            for trace, fresh in drawn:
+                cloning.learn(trace, num_updates, fresh)
+            cloning.hand_over()
+            self._callbacks.changed()
             return
         for trace, _ in drawn:
-            pretraining.bring(self._engine, self.actors, trace)
-            self._writers.recount()
+            pretraining.add_trace(self._engine, self.actors, trace)
+            self._callbacks.recount()
             for _ in range(num_updates):
                 self.update()
 
@@ -418,40 +420,28 @@ class Agent(InteractiveAgent):
             CheckpointError: there is none, or it cannot be used; the message says why.
             SpecError: `config` holds something else.
         """
-        _expect_path(directory)
-        chosen = _settings({} if config is None else config)
-        if "seed" in chosen:
+        if not isinstance(directory, str | Path):
+            raise value_error("directory", "the path of a folder", directory)
+        settings = _settings({} if config is None else config)
+        if "seed" in settings:
             remedy = "The agent goes on with the randomness that it began with."
             raise value_error("config", "without a seed, which is saved", config, remedy)
-        saving.refuse_policy(Path(directory), filename, format)
-        if format is not None:
-            saving.check_format(format)
-        writers = AgentCallbacks(recorder, saver, summarizer)
-        path = Path(directory)
-        if (path / "checkpoints").is_dir():
-            path = path / "checkpoints"
-        found = None if format in saving.FORMATS else saving.find_checkpoint(path, filename)
-        weights = saving.find(path, filename, format) if found is None and format != "checkpoint" else None
-        if weights is not None:
-            header = {"specification": saving.header(weights)}
-            loaded = Agent._loaded(weights, header, environment, agent, parallel_interactions, chosen)
-            with loaded._placing():
-                loaded._put_weights(saving.read(weights), weights)
-        elif format in saving.FORMATS:
-            raise CheckpointError(f"There are no weights (*{saving.FORMATS[format]}) in {str(directory)!r}.")
+        callbacks = AgentCallbacks(recorder, saver, summarizer)
+        saved = saving.find_saved(Path(directory), filename, format)
+        if isinstance(saved, Path):
+            path, header = saved, {"specification": saving.header(saved)}
         else:
-            found = found or saving.checkpoint_in(path, filename, numbered=True)
-            header = found.header
-            loaded = Agent._loaded(found.path, header, environment, agent, parallel_interactions, chosen)
-            actors = header["specification"]["parallel_interactions"]
-            with loaded._placing():
-                if loaded.parallel_interactions == actors:
-                    loaded._restore(found, header.get("interaction"))
-                else:
-                    loaded._take_over(found, actors)
-                    told = header.get("interaction") or header.get("training") or {}
-                    loaded._draws = told.get("draws", 0)
-        loaded._write_by(writers)
+            path, header = saved.path, saved.header
+        loaded = Agent._specified_by(path, header, environment, agent, parallel_interactions, settings)
+        actors = header["specification"]["parallel_interactions"]
+        with loaded._placing():
+            if isinstance(saved, Path):
+                loaded._put_weights(saving.read(saved), saved)
+            elif loaded.parallel_interactions == actors:
+                loaded._restore(saved)
+            else:
+                loaded._take_over(saved, actors)
+        loaded._begin_callbacks(callbacks)
         return loaded
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -459,59 +449,68 @@ class Agent(InteractiveAgent):
         algorithm, train = self.learner.algorithm, self._engine.train
         weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
-        counters = train.counters._replace(**counts)
-        state = algorithm.with_weights(train.state, weights)
-        if isinstance(algorithm, UpdateCounter):
-            state = algorithm.resumed(state, counters)
-        self._engine.put(train._replace(state=state, counters=counters))
+        self._put_learnt(
+            train._replace(
+                state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)
+            )
+        )
+
+    def _put_learnt(self, train: TrainState) -> None:
+        """Go on with what was learnt elsewhere, without rows that wait."""
+        algorithm = self.learner.algorithm
+        if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+            train = train._replace(state=algorithm.resumed(train.state, train.counters))
+        self._engine.put(train)
         self._start()
         self._reported = self.updates
 
-    def _resume(self, found: checkpoint.Checkpoint) -> None:
+    def _resume(self, saved: checkpoint.Checkpoint) -> None:
         """Continue from a checkpoint of the same agent."""
-        saved = found.header.get("specification")
-        masks = () if saved is None else saved["spaces"].get("masks", ())
+        specification = saved.header.get("specification") or {}
+        masks = specification.get("spaces", {}).get("masks", ())
         if new := [x for x in masks if x in self.spaces.actions.components and x not in self.spaces.masks]:
             self._take_masks(new)  # they came with its first states
-        own = self.get_specification()
+        current = self.get_specification()
         for name in ("spaces", "parallel_interactions"):
-            if saved is None or saved.get(name) != plain(own[name]):
+            if specification.get(name) != plain(current[name]):
                 raise CheckpointError(
-                    f"The checkpoint {str(found.path)!r} does not fit the agent: its {name} differ. Saved: "
-                    f"{None if saved is None else saved.get(name)}. The agent's: {own[name]}."
+                    f"The checkpoint {str(saved.path)!r} does not fit the agent: its {name} differ. Saved: "
+                    f"{specification.get(name)}. The agent's: {current[name]}."
                 )
         with self._placing():
-            self._restore(found, found.header.get("interaction"))
+            self._restore(saved)
 
     @staticmethod
-    def _loaded(
+    def _specified_by(
         path: Path,
         header: dict[str, Any],
         environment: Any,
         agent: Any,
         actors: int | None,
-        chosen: dict[str, Any],
+        settings: dict[str, Any],
     ) -> Agent:
+        """Make the agent that a file specifies, untrained."""
         what = f"The checkpoint {str(path)!r}"
-        given = None if agent is None else parse_agent(agent)
         try:
-            saved = header["specification"]
-            spaces = Spaces.from_spec(saved["spaces"])
-            definition = parse_saved_agent(saved["agent"], what, given)
-            actors = saved["parallel_interactions"] if actors is None else actors
-            limit = saved["max_episode_timesteps"]
-            settings = Settings.from_dict({**chosen, "seed": saved["seed"]})
+            specification = header["specification"]
+            spaces = Spaces.from_spec(specification["spaces"])
+            definition = parse_saved_agent(
+                specification["agent"], what, None if agent is None else parse_agent(agent)
+            )
+            actors = specification["parallel_interactions"] if actors is None else actors
+            limit = specification["max_episode_timesteps"]
+            settings = {**settings, "seed": specification["seed"]}
         except KeyError as error:
             raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
         except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
             raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
         if environment is not None:
             states, actions, _ = _described(environment)
-            offered = Spaces.read(states, actions)
-            if offered != spaces:
+            other = Spaces.read(states, actions)
+            if other != spaces:
                 raise SpaceError(
                     f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: "
-                    f"{offered.to_spec()}. "
+                    f"{other.to_spec()}. "
                     "Give one with the same states and actions, or leave environment out."
                 )
         with from_file(what):
@@ -520,70 +519,75 @@ class Agent(InteractiveAgent):
                 spaces,
                 parallel_interactions=whole("parallel_interactions", actors),
                 max_episode_timesteps=limit,
-                settings=settings,
+                settings=Settings.from_dict(settings),
             )
 
-    def _take_over(self, found: checkpoint.Checkpoint, actors: int) -> None:
+    def _take_over(self, saved: checkpoint.Checkpoint, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""
         fresh = self._engine.train
         if jax.tree.leaves(fresh.memory):
             warnings.warn(
-                f"The replay memory starts empty: that of {str(found.path)!r} belongs to another number of "
+                f"The replay memory starts empty: that of {str(saved.path)!r} belongs to another number of "
                 "actors.",
                 RuntimeWarning,
                 stacklevel=4,
             )
-        fields = [name for name in fresh._fields if name != "memory"]
         like = fresh
         scale: Any = getattr(fresh.state, "reward_scale", ())
         if scale != ():  # the running returns are the actors'
             others = scale._replace(total=np.zeros(actors, np.float32))
             like = fresh._replace(state=fresh.state._replace(reward_scale=others))
-        parts = {name: found.part("train", getattr(like, name), name) for name in fields}
+        fields = [name for name in fresh._fields if name != "memory"]
+        parts = {name: saved.part("train", getattr(like, name), name) for name in fields}
         if scale != ():
             kept = parts["state"].reward_scale._replace(total=scale.total)
             parts["state"] = parts["state"]._replace(reward_scale=kept)
-        if isinstance(algorithm := self.learner.algorithm, UpdateCounter):  # timesteps are rows of all actors
-            parts["state"] = algorithm.resumed(parts["state"], parts["counters"])
-        self._engine.put(fresh._replace(**parts))
-        self._start()
-        self._reported = self.updates
+        self._put_learnt(fresh._replace(**parts))
+        counts = saved.header.get("interaction") or saved.header.get("training") or {}
+        self._draws = counts.get("draws", 0)
 
-    def _last_seen(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
+    def _last_observations(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
         """Return the last observations `[N, ...]` of the environments in a training run's checkpoint.
 
         Empty if it has none that fit.
         """
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
-            found |= {names[leaf]: np.asarray(x) for leaf, x in saved.leaves(names).items()}
-        return found if found.keys() == self.spaces.observation_components.keys() else {}
+            arrays |= {names[leaf]: np.asarray(x) for leaf, x in saved.leaves(names).items()}
+        return arrays if arrays.keys() == self.spaces.observation_components.keys() else {}
 
-    def _restore(self, found: checkpoint.Checkpoint, interaction: dict[str, Any] | None) -> None:
-        fresh, training = self._engine.train, found.header.get("training", {})
-        anew = interaction is None and not training.get("memory", True)
-        train = jax.eval_shape(lambda train: train, without_buffer(fresh) if anew else fresh)
-        if not anew:  # a device need not have room for two replay memories
-            fresh = without_buffer(fresh)
-            self._engine.put(fresh)
-        if interaction is None:  # of a training run, whose environments do not go on here
-            saved = found.part("train", train)
-            self._engine.put(saved._replace(memory=fresh.memory) if anew else saved)
-            if anew:
-                text = f"The replay memory starts empty: {str(found.path)!r} leaves it out."
-                warnings.warn(text, RuntimeWarning, stacklevel=4)
-            self._start()
-            self._reported, self._draws = self.updates, training.get("draws", 0)
-            if (last := self._last_seen(found)) and self._engine.counter("rows"):
-                self.actors.end_at(last, self.learner.block_shape(1))
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Continue from a checkpoint of the same number of actors."""
+        interaction, training = saved.header.get("interaction"), saved.header.get("training", {})
+        fresh = self._engine.train
+        forgets = interaction is None and not training.get("memory", True)
+        train = jax.eval_shape(lambda train: train, without_buffer(fresh) if forgets else fresh)
+        if not forgets:  # a device need not have room for two replay memories
+            self._engine.put(without_buffer(fresh))
+        if interaction is not None:
+            try:
+                like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+                tree = saved.load({"train": train, **like})
+                self._reported, self._draws = interaction["reported"], interaction["draws"]
+                self.actors.restore(tree, interaction)
+            except KeyError as error:
+                raise CheckpointError(
+                    f"The checkpoint {str(saved.path)!r} comes from an earlier, unreleased state of operant: "
+                    f"it has no {error}."
+                ) from None
+            self._engine.put(tree["train"])
             return
-        like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-        tree = found.load({"train": train, **like})
-        self._engine.put(tree["train"])
-        self.actors.restore(tree, interaction)
-        self._reported = interaction["reported"]
-        self._draws = interaction.get("draws", 0)  # older checkpoints do not say
+        learnt = saved.part("train", train)  # of a training run, whose environments do not go on here
+        if forgets:
+            learnt = learnt._replace(memory=fresh.memory)
+            text = f"The replay memory starts empty: {str(saved.path)!r} leaves it out."
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        self._engine.put(learnt)
+        self._start()
+        self._reported, self._draws = self.updates, training.get("draws", 0)
+        if (last := self._last_observations(saved)) and self._engine.counter("rows"):
+            self.actors.end_at(last, self.learner.block_shape(1))
 
 
 def _settings(config: Any) -> dict[str, Any]:
@@ -613,20 +617,20 @@ def specified(agent: Any) -> dict[str, Any]:
     if isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
         agent = read_json(agent, "agent")
     if not isinstance(agent, Mapping):
-        return {"agent": agent}
-    found = {name: agent[name] for name in ARGUMENTS if agent.get(name) is not None}
+        return {"agent": agent, "config": {}}
+    arguments = {name: agent[name] for name in ARGUMENTS if agent.get(name) is not None}
     rest = {name: value for name, value in agent.items() if name not in ARGUMENTS}
     kind = "agent" if rest.get("agent") else "type"
     inner = specified(rest.get(kind))
-    config, seed = _settings(found.get("config", {})), found.pop("seed", None)
+    config, seed = _settings(arguments.get("config", {})), arguments.pop("seed", None)
     if seed is not None:
         if "seed" in config:
             raise SpecError(
                 f"seed is given twice. Received: {seed} and {config['seed']}, in config. Give one."
             )
-        config = {**config, "seed": seed}
-    config = {**inner.get("config", {}), **config}
-    return {**inner, **found, "config": config, "agent": {**rest, kind: inner["agent"]}}
+        config["seed"] = seed
+    config = {**inner["config"], **config}
+    return {**inner, **arguments, "config": config, "agent": {**rest, kind: inner["agent"]}}
 
 
 def _described(environment: Any) -> tuple[Any, Any, int | None]:
@@ -636,8 +640,3 @@ def _described(environment: Any) -> tuple[Any, Any, int | None]:
     raise value_error(
         "environment", "an Environment", environment, "Make one first: Environment.create(environment=...)."
     )
-
-
-def _expect_path(directory: Any) -> None:
-    if not isinstance(directory, str | Path):
-        raise value_error("directory", "the path of a folder", directory)

@@ -5,41 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operant.agents.base.compiled import CompiledAgent
 from operant.execution import saving
-from operant.execution.actors import Actor, Actors
+from operant.execution.actors import Actor
 from operant.execution.saving import Saver, SaverConfig
 from operant.execution.traces import Flat, Recorder, RecorderConfig
 from operant.spec.spaces import Spaces
 from operant.tracking.summaries import Summarizer, SummarizerConfig
 
-
-class WritableAgent(Protocol):
-    """What writers must know of an agent."""
-
-    spaces: Spaces
-    parallel_interactions: int
-    engine: CompiledAgent | None
-    actors: Actors
-
-    @property
-    def timesteps(self) -> int:
-        """Environment steps."""
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that ended."""
-
-    @property
-    def updates(self) -> int:
-        """Updates made."""
-
-    def get_architecture(self) -> str:
-        """Return the networks' layers."""
+if TYPE_CHECKING:
+    from operant.execution.agent import Agent
 
 
 class AgentCallbacks:
@@ -67,7 +45,7 @@ class AgentCallbacks:
         """Whether anything is written."""
         return (self.recording, self.saving, self.summarizing) != (None, None, None)
 
-    def begin(self, agent: WritableAgent, save: Callable[[str, str, int | None], Any]) -> None:
+    def begin(self, agent: Agent, save: Callable[[str, str, int | None], Any]) -> None:
         """Begin to write, from the agent's current counts on.
 
         Args:
@@ -77,9 +55,7 @@ class AgentCallbacks:
         if not self.are_on:
             return  # no reference to the agent, which refers to this: its memory is freed with its last user
         self._agent = agent
-        if self.recording is not None:  # the working directory may change
-            self.recording = self.recording.replace(directory=str(Path(self.recording.directory).absolute()))
-        self._record(agent.spaces)
+        self.spaces_changed(agent.spaces)
         if self.saving is not None:
             config, folder = self.saving, str(Path(self.saving.directory).absolute())
 
@@ -88,18 +64,13 @@ class AgentCallbacks:
 
             self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
         if self.summarizing is not None:
-            self._written = agent.updates
+            self._updates = agent.updates
             self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)
             self.recount()
             self._summarizer.graph(agent.get_architecture())
 
     def spaces_changed(self, spaces: Spaces) -> None:
-        """Continue with other spaces: masks came with the first states."""
-        if self._recorder is not None:
-            self._record(spaces)
-
-    def _record(self, spaces: Spaces) -> None:
-        """Begin to record, if that was asked for."""
+        """Record with these spaces from now on: masks came with the first states."""
         if self.recording is not None:
             agent = self._agent
             self._recorder = Recorder(self.recording, spaces, agent.parallel_interactions, agent.episodes)
@@ -128,9 +99,9 @@ class AgentCallbacks:
 
     def updated(self) -> None:
         """Write what an update measured; nothing after a block in which none was due."""
-        if self._summarizer is None or self._agent.updates == self._written:
+        if self._summarizer is None or self._agent.updates == self._updates:
             return
-        self._written = self._agent.updates
+        self._updates = self._agent.updates
         engine = self._agent.engine
         assert engine is not None
         weights: dict[str, np.ndarray] = {}
@@ -139,18 +110,18 @@ class AgentCallbacks:
             weights = {
                 name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
             }
-        self._summarizer.update(self._written, engine.metrics("summarizer"), weights)
+        self._summarizer.update(self._updates, engine.metrics("summarizer"), weights)
 
     def changed(self) -> None:
         """Take note that the agent learnt, though this counts as no update."""
         if self._saver is not None:
             self._saver.changed()
-            self._saver.look()
+        self.save_if_due()
 
-    def look(self) -> None:
+    def save_if_due(self) -> None:
         """Write a checkpoint if it is time."""
         if self._saver is not None:
-            self._saver.look()
+            self._saver.save_if_due()
 
     def forget(self, actors: Sequence[int]) -> None:
         """Drop the unfinished episodes of some actors."""

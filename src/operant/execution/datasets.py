@@ -71,7 +71,7 @@ class MinariEpisodes(Sequence[Trace]):
             ) from None
         self._name, self._spaces = name, spaces
         as_declared = any(leaf.channels_first for leaf in spaces.states.components.values())
-        self._given, self._codec = from_gymnasium(
+        self._recorded, self._codec = from_gymnasium(
             self._dataset.observation_space,
             self._dataset.action_space,
             channels_first=False if as_declared else None,
@@ -107,24 +107,24 @@ class MinariEpisodes(Sequence[Trace]):
         if not steps:
             raise SpaceError("It has no steps.")
         observation = self._codec.observation.encode(episode.observations, True)
-        action = self._given.actions.unflatten(self._codec.action.encode(episode.actions, True))
-        given = len(next(iter(observation.values())))
-        if given not in (steps, steps + 1):
-            raise SpaceError(f"It has {steps} rewards and {given} observations, which must be one more.")
+        action = self._recorded.actions.unflatten(self._codec.action.encode(episode.actions, True))
+        count = len(next(iter(observation.values())))
+        if count not in (steps, steps + 1):
+            raise SpaceError(f"It has {steps} rewards and {count} observations, which must be one more.")
         terminal = np.zeros(steps, np.int64)
         terminal[-1] = 1 if episode.terminations[-1] else 2
         states = self._states({name: x[:steps] for name, x in observation.items()})
-        last = self._states({name: x[steps:] for name, x in observation.items()}) if given > steps else None
+        last = self._states({name: x[steps:] for name, x in observation.items()}) if count > steps else None
         return Trace.read(self._spaces, states, action, terminal, episode.rewards, last)
 
     def _states(self, observation: Flat) -> Any:
         """Return an observation in the structure that a program gives it in, with the masks that are
         declared.
         """
-        masks = set(map(mask_name, self._given.masks))
-        states = self._given.states.unflatten({k: x for k, x in observation.items() if k not in masks})
-        given = {action: observation.get(mask_name(action)) for action in self._spaces.masks}
-        return beside(states, {action: mask for action, mask in given.items() if mask is not None})
+        masks = set(map(mask_name, self._recorded.masks))
+        states = self._recorded.states.unflatten({k: x for k, x in observation.items() if k not in masks})
+        flags = {action: observation.get(mask_name(action)) for action in self._spaces.masks}
+        return beside(states, {action: mask for action, mask in flags.items() if mask is not None})
 
 
 def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) -> Path:

@@ -41,7 +41,7 @@ class Settings(Config):
 
 
 class StepOutcome(NamedTuple):
-    """What `observe` was given for one actor, checked."""
+    """What followed one actor's last action, checked."""
 
     actor: Actor
     reward: float
@@ -51,7 +51,7 @@ class StepOutcome(NamedTuple):
 
 
 class DetachedState(NamedTuple):
-    """What an agent lends to a driver of training runs."""
+    """What a driver of training runs needs of an agent to continue."""
 
     train: TrainState
     last: dict[str, np.ndarray] | None
@@ -87,16 +87,16 @@ class InteractiveAgent:
         self.parallel_interactions = parallel_interactions
         self.max_episode_timesteps = max_episode_timesteps
         self.seed = settings.seed
-        self._writers = AgentCallbacks()
+        self._callbacks = AgentCallbacks()
         shapes = [leaf.shape for leaf in spaces.states.components.values()]
         runtime.start(shapes, product=definition.product(parallel_interactions))
         self._device = None if settings.device is None else runtime.device(settings.device)
         self._precision = settings.precision
         self._debug = settings.debug
         self._draws = 0
-        self._build(self._made_for(spaces))
+        self._build(self._learner_for(spaces))
 
-    def _made_for(self, spaces: Spaces) -> Learner:
+    def _learner_for(self, spaces: Spaces) -> Learner:
         definition = self.definition
         return Learner(definition.cls.create(definition.config, spaces, self.parallel_interactions))
 
@@ -104,9 +104,8 @@ class InteractiveAgent:
         n = self.parallel_interactions
         self.learner = learner
         key = jax.random.key(self.seed)
-        self.engine: CompiledAgent | None = (
-            None  # one of before is released: a device need not have room for two
-        )
+        # The one before is released first: a device need not have room for two.
+        self.engine: CompiledAgent | None = None
         self.engine = CompiledAgent(learner, key, n, self._device, self._precision, held)
         self._reported = 0
         self._last_block: Rollout | None = None
@@ -123,11 +122,11 @@ class InteractiveAgent:
         """Declare masks that the specification did not mention, if the first states contain them."""
         if not isinstance(states, Mapping):
             return
-        known = self.spaces.actions.components
-        brought = [
+        actions = [
             key.removesuffix(SUFFIX) for key in states if isinstance(key, str) and key.endswith(SUFFIX)
         ]
-        new = [name for name in brought if name in known and name not in self.spaces.masks]
+        known = self.spaces.actions.components
+        new = [name for name in actions if name in known and name not in self.spaces.masks]
         if not new:
             return
         if any(actor.rows or actor.row for actor in self.actors):
@@ -140,16 +139,14 @@ class InteractiveAgent:
 
     def _take_masks(self, new: Sequence[str]) -> None:
         """Have masks of these actions, too."""
-        spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
-        learner = self._made_for(spaces)
+        self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         before, limit = self._engine.train._replace(memory=()), self._limit
-        self.spaces = spaces
-        self._build(learner)
+        self._build(self._learner_for(self.spaces))
         # Masks are no inputs of networks: what was loaded or learnt so far stays.
         self._engine.put(before._replace(memory=self._engine.train.memory))
         self._start()
         self._reported, self._limit = self.updates, limit
-        self._writers.spaces_changed(self.spaces)
+        self._callbacks.spaces_changed(self.spaces)
 
     def _start(self) -> None:
         learner = self.learner
@@ -222,7 +219,13 @@ class InteractiveAgent:
                     "reset() where the "
                     "environments begin anew, as after Agent.load."
                 )
-            self._check_length(actor)
+            limit = self.max_episode_timesteps
+            if limit is not None and actor.length >= limit:
+                raise UsageError(
+                    f"The episode of parallel={actor.index} is longer than max_episode_timesteps={limit}. "
+                    "Call observe with terminal=2 at the limit, or reset() where the environments begin "
+                    "anew, as after Agent.load."
+                )
         self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
         actors = [self.actors[actor.index] for actor in actors]
         observation = self._observation(states, len(actors), batched)
@@ -237,15 +240,6 @@ class InteractiveAgent:
             for actor in actors:
                 actor.drop_open()
             raise
-
-    def _check_length(self, actor: Actor) -> None:
-        limit = self.max_episode_timesteps
-        if limit is not None and actor.length >= limit:
-            raise UsageError(
-                f"The episode of parallel={actor.index} is longer than max_episode_timesteps={limit}. "
-                "Call observe with terminal=2 at the limit, or reset() where the environments begin anew, "
-                "as after Agent.load."
-            )
 
     def _actor(self, index: Any) -> Actor:
         if not isinstance(index, int | np.integer) or not 0 <= index < self.parallel_interactions:
@@ -273,24 +267,24 @@ class InteractiveAgent:
         return self.spaces.observe(states, (count,))
 
     def _act_recorded(self, actors: list[Actor], observation: dict[str, np.ndarray], batched: bool) -> Any:
-        carried = actors[0].rows[-1].carry
-        if carried != ():
-            carried = stack([actor.rows[-1].carry for actor in actors])
+        carry = actors[0].rows[-1].carry
+        if carry != ():
+            carry = stack([actor.rows[-1].carry for actor in actors])
         first = np.zeros(len(actors), bool)  # a row's carry is the start's where an episode begins
-        action = self._engine.act(observation, carried, first, self._drawn(actors))
+        action = self._engine.act(observation, carry, first, self._noise(actors))
         leaves, structure = jax.tree.flatten(action)
         leaves = [np.asarray(x) for x in leaves]
         for i, actor in enumerate(actors):
-            own = jax.tree.unflatten(structure, [x[i] for x in leaves])
-            actor.fill_row(action=own.action, extras=own.extras)
-            actor.carry = own.carry
+            one = jax.tree.unflatten(structure, [x[i] for x in leaves])
+            actor.fill_row(action=one.action, extras=one.extras)
+            actor.carry = one.carry
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
-        self._writers.acted(actors)
-        return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else own.action)
+        self._callbacks.acted(actors)
+        return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else one.action)
 
-    def _drawn(self, actors: list[Actor]) -> Tree:
+    def _noise(self, actors: list[Actor]) -> Tree:
         """Return the randomness `[n, ...]` of actors at their rows.
 
         Actors that are in step share one call.
@@ -298,10 +292,10 @@ class InteractiveAgent:
         noise, rows = self._engine.noise, {actor.row for actor in actors}
         if len(rows) > 1:
             return stack([jax.tree.map(lambda x, a=a: x[a.index], noise(a.row)) for a in actors])
-        drawn, indices = noise(rows.pop()), [actor.index for actor in actors]
+        shared, indices = noise(rows.pop()), [actor.index for actor in actors]
         if indices == list(range(self.parallel_interactions)):
-            return drawn
-        return jax.tree.map(lambda x: x[indices], drawn)
+            return shared
+        return jax.tree.map(lambda x: x[indices], shared)
 
     def _emitted(self, action: dict[str, np.ndarray]) -> Any:
         return self.spaces.actions.unflatten(self.spaces.actions.clip(action))
@@ -353,28 +347,29 @@ class InteractiveAgent:
             UsageError: the actor did not act.
         """
         if isinstance(parallel, int | np.integer):
-            told = [self._told(self._actor(parallel), reward, terminal, next_states)]
+            outcomes = [self._outcome(self._actor(parallel), reward, terminal, next_states)]
         else:
-            told = self._told_batch(parallel, reward, terminal, next_states)
-        for each in told:  # all of them were checked: what is refused changes nothing
-            self._writers.observed(each.actor.index, each.reward, each.terminal, each.last)
-            self._complete(*each)
+            outcomes = self._outcomes(self._actors(parallel), reward, terminal, next_states)
+        for outcome in outcomes:  # all of them were checked: what is refused changes nothing
+            self._callbacks.observed(outcome.actor.index, outcome.reward, outcome.terminal, outcome.last)
+            self._complete(*outcome)
         self._learn()
-        made = self.updates - self._reported
-        self._reported += made
-        self._writers.look()  # between calls only: inside of them rows are incomplete
-        return made
+        updates = self.updates - self._reported
+        self._reported += updates
+        self._callbacks.save_if_due()  # between calls only: inside of them rows are incomplete
+        return updates
 
-    def _told_batch(self, parallel: Any, reward: Any, terminal: Any, next_states: Any) -> list[StepOutcome]:
-        actors = self._actors(parallel)
-        for name, given in (("reward", reward), ("terminal", terminal)):
-            if np.shape(given) not in ((), (len(actors),)):
+    def _outcomes(
+        self, actors: list[Actor], reward: Any, terminal: Any, next_states: Any
+    ) -> list[StepOutcome]:
+        for name, value in (("reward", reward), ("terminal", terminal)):
+            if np.shape(value) not in ((), (len(actors),)):
                 raise SpaceError(
                     f"{name} must be one number, or one for each of {len(actors)} actors. Received: "
-                    f"{name}={given!r}."
+                    f"{name}={value!r}."
                 )
         rewards, terminals = np.broadcast_to(reward, len(actors)), np.broadcast_to(terminal, len(actors))
-        told = []
+        outcomes = []
         for i, actor in enumerate(actors):
             last = None
             if next_states is not None and terminals[i]:
@@ -385,10 +380,10 @@ class InteractiveAgent:
                         f"next_states must hold a state for each of {len(actors)} actors. Received none for "
                         f"parallel={actor.index}."
                     ) from None
-            told.append(self._told(actor, rewards[i], terminals[i], last))
-        return told
+            outcomes.append(self._outcome(actor, rewards[i], terminals[i], last))
+        return outcomes
 
-    def _told(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> StepOutcome:
+    def _outcome(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> StepOutcome:
         """Check the outcome of an actor's last action."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
@@ -431,13 +426,13 @@ class InteractiveAgent:
         """Update for every block that is complete."""
         blocks = self.actors.blocks()
         while self._may_learn and (complete := next(blocks, None)) is not None:
-            block, columns = complete
-            if columns is None:
+            block, owners = complete
+            if owners is None:
                 self._engine.update(block)
-            else:  # actors out of step: some column is there twice
-                self._engine.update_segments(block, columns)
+            else:  # actors out of step: one has several segments
+                self._engine.update_segments(block, owners)
             self._last_block = block
-            self._writers.updated()
+            self._callbacks.updated()
             self._check()
 
     def _check(self) -> None:
@@ -476,11 +471,11 @@ class InteractiveAgent:
             actors = self._actors([parallel] if single else parallel)
             if next_states is not None and single:
                 next_states = [next_states]
-        given = [None if next_states is None else take(next_states, i) for i in range(len(actors))]
         observations = [
-            None if states is None else self.spaces.observe(states, (), over=True) for states in given
+            None if next_states is None else self.spaces.observe(take(next_states, i), (), over=True)
+            for i in range(len(actors))
         ]
-        self._writers.forget([actor.index for actor in actors])
+        self._callbacks.forget([actor.index for actor in actors])
         for actor, last in zip(actors, observations, strict=True):
             if actor.acted:
                 actor.drop_unanswered()
@@ -488,7 +483,7 @@ class InteractiveAgent:
                 actor.end_here()
             elif not actor.first and actor.rows and actor.rows[-1].valid:
                 self._complete(actor, actor.rows[-1].reward, 2, last)
-        self._writers.recount()
+        self._callbacks.recount()
         self._learn()
 
     @contextlib.contextmanager
@@ -508,21 +503,20 @@ class InteractiveAgent:
 
     # Another driver
 
-    def lend(self, n: int) -> DetachedState | None:
+    def detach_state(self, n: int) -> DetachedState | None:
         """Return what another driver of `n` actors needs to continue, or None if something would be lost.
 
-        Nothing is lent while experience waits for an update, while a recorder, saver or summarizer is on,
+        Something would be while experience waits for an update, while a recorder, saver or summarizer is on,
         while updates are held back, or if a device, a precision or `debug` was chosen, which other drivers do
-        not support. The agent must not be used until `take_back`.
+        not support. The agent must not be used until `attach_state`.
         """
-        settings = (self._device, self._precision, self._limit)
-        bound = self._debug or self._writers.are_on or any(setting is not None for setting in settings)
-        if bound or n != self.parallel_interactions:
+        chosen = (self._device, self._precision, self._limit) != (None, None, None)
+        if chosen or self._debug or self._callbacks.are_on or n != self.parallel_interactions:
             return None
         return DetachedState(self._engine.train, self.actors.last) if self.actors.idle else None
 
-    def take_back(self, train: TrainState, last: dict[str, np.ndarray]) -> None:
-        """Continue with what a driver returns of what it was lent.
+    def attach_state(self, train: TrainState, last: dict[str, np.ndarray]) -> None:
+        """Continue with the training state that a driver returns.
 
         Its episodes are cut at these observations `[N, ...]`.
         """
@@ -539,7 +533,7 @@ class InteractiveAgent:
         """
         if self.engine is None:
             return
-        self._writers.close()
+        self._callbacks.close()
         self.engine = None
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 COUNTED = 1024
 """Rows that enter running moments, of observations or of returns, in one call."""
-COLUMN = 64
-"""Rows of a column in pretraining: long enough for recurrent networks to learn from, short enough to
+SEGMENT = 64
+"""Rows of a segment in pretraining: long enough for recurrent networks to learn from, short enough to
 shuffle."""
 
 
-def bring(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
+def add_trace(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
     """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would
     have stored beside its actions.
 
@@ -68,9 +68,9 @@ def bring(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree =
             )
         observation = {name: x[steps] for name, x in trace.observation.items()}
         action = {name: x[steps] for name, x in trace.action.items()}
-        own = None if internals is None else jax.tree.map(lambda x, s=steps: np.asarray(x)[s], internals)
-        taken = _recalled(engine, actor, observation, action, own)
-        actor.bring(observation, taken, trace.reward[steps], trace.terminal[steps], last)
+        carries = None if internals is None else jax.tree.map(lambda x, s=steps: np.asarray(x)[s], internals)
+        taken = _recalled(engine, actor, observation, action, carries)
+        actor.add_episode(observation, taken, trace.reward[steps], trace.terminal[steps], last)
         actors.collect(actor)
 
 
@@ -138,7 +138,7 @@ class BehavioralCloning:
     def __init__(self, engine: CompiledAgent, lr: float, batch_size: int, seed: int) -> None:
         self._engine = engine
         self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
-        self._columns = max(1, batch_size // COLUMN)
+        self._segments = max(1, batch_size // SEGMENT)
         self._order = np.random.default_rng(seed)
         self._key, self._taken = jax.random.key(seed), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
@@ -192,20 +192,20 @@ class BehavioralCloning:
             scale, _ = statistics.scale_rewards(scale, *rows, gamma=gamma)
         return weights, scale
 
-    def _see(self, trace: Trace, fresh: np.ndarray) -> None:
+    def _count_moments(self, trace: Trace, fresh: np.ndarray) -> None:
         """Let the steps that are fresh, of whole episodes, enter the running moments of observations and
         returns.
         """
         normalized = {name for model in self._models.values() for name in model.normalized}
         if not normalized and self._scale == ():
             return
-        seen = {name: trace.observation[name] for name in normalized}, trace.reward, trace.terminal > 0
+        arrays = {name: trace.observation[name] for name in normalized}, trace.reward, trace.terminal > 0
         rows = np.flatnonzero(fresh)
         for k in range(0, len(rows), COUNTED):
-            own = rows[k : k + COUNTED]
-            padded = jax.tree.map(lambda x, own=own: _padded(x[own], COUNTED), seen)
+            part = rows[k : k + COUNTED]
+            padded = jax.tree.map(lambda x, part=part: _padded(x[part], COUNTED), arrays)
             self._weights, self._scale = self._count(
-                self._weights, self._scale, self._hyper, *padded, np.arange(COUNTED) < len(own)
+                self._weights, self._scale, self._hyper, *padded, np.arange(COUNTED) < len(part)
             )
 
     def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
@@ -217,18 +217,18 @@ class BehavioralCloning:
             fresh: `[R]`, which of its steps the running moments of observations and returns have not counted
                 yet.
         """
-        self._see(trace, fresh)
+        self._count_moments(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
             trace = trace._replace(
                 reward=np.asarray(statistics.scaled(self._scale, jnp.asarray(trace.reward)))
             )
         if jax.tree.leaves(self._engine.learner.start_carry()):
             self.hand_over()  # recurrent states are computed with what the agent has learnt so far
-        columns = self._cut(trace)
+        segments = self._cut(trace)
         value = float("nan")
         for _ in range(passes):
             values = []
-            for block in self._batches(columns):
+            for block in self._batches(segments):
                 key = jax.random.fold_in(self._key, self._taken)
                 self._weights, self._state, one = self._step(
                     self._weights, self._state, self._hyper, block, key
@@ -239,18 +239,18 @@ class BehavioralCloning:
         return value
 
     def _cut(self, trace: Trace) -> list[list[ActorRow]]:
-        actors = Actors(1, COLUMN, self._engine.learner.start_carry(), 0)
-        bring(self._engine, actors, trace)
+        actors = Actors(1, SEGMENT, self._engine.learner.start_carry(), 0)
+        add_trace(self._engine, actors, trace)
         actors.flush()
         return [rows for _, rows in actors.take()]
 
-    def _batches(self, columns: list[list[ActorRow]]) -> list[Rollout]:
-        order = self._order.permutation(len(columns))
-        short = -len(order) % self._columns
-        order = np.concatenate([order, self._order.choice(len(columns), short)]) if short else order
+    def _batches(self, segments: list[list[ActorRow]]) -> list[Rollout]:
+        order = self._order.permutation(len(segments))
+        short = -len(order) % self._segments
+        order = np.concatenate([order, self._order.choice(len(segments), short)]) if short else order
         return [
-            block_of([(0, columns[i]) for i in order[k : k + self._columns]])
-            for k in range(0, len(order), self._columns)
+            block_of([(0, segments[i]) for i in order[k : k + self._segments]])
+            for k in range(0, len(order), self._segments)
         ]
 
     def hand_over(self) -> None:
@@ -279,41 +279,22 @@ def draws(
     Raises:
         SpecError: there are no traces, or one does not fit the spaces.
     """
-    order, found = np.random.default_rng(seed), _recorded(source, extension, spaces)
-    given: set[int] = set()
+    order, readers = np.random.default_rng(seed), _readers(source, extension, spaces)
+    read: set[int] = set()
     for _ in range(times):
-        chosen = range(len(found)) if count is None else order.permutation(len(found))[:count].tolist()
-        own = [found[i]() for i in chosen]
-        fresh = [np.full(len(trace.reward), i not in given) for i, trace in zip(chosen, own, strict=True)]
-        given.update(chosen)
-        yield traces.join(own), np.concatenate(fresh)
+        chosen = range(len(readers)) if count is None else order.permutation(len(readers))[:count].tolist()
+        drawn = [readers[i]() for i in chosen]
+        fresh = [np.full(len(trace.reward), i not in read) for i, trace in zip(chosen, drawn, strict=True)]
+        read.update(chosen)
+        yield traces.join(drawn), np.concatenate(fresh)
 
 
-def _recorded(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
+def _readers(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
     """Return functions that each read a trace of a source."""
     if isinstance(source, str) and source.startswith(datasets.PREFIX):
         episodes = datasets.MinariEpisodes(source.removeprefix(datasets.PREFIX), spaces)
         return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]
     return [functools.partial(traces.read, path, spaces) for path in traces.files(source, extension)]
-
-
-def clone(
-    engine: CompiledAgent,
-    drawn: Iterable[tuple[Trace, np.ndarray]],
-    passes: int,
-    *,
-    lr: float,
-    batch_size: int,
-    seed: int,
-) -> None:
-    """Let an agent imitate traces, each gone through a number of times.
-
-    See `draws` and `BehavioralCloning`.
-    """
-    cloning = BehavioralCloning(engine, lr, batch_size, seed)
-    for trace, fresh in drawn:
-        cloning.learn(trace, passes, fresh)
-    cloning.hand_over()
 
 
 def idle(actors: Actors) -> Actor:

@@ -41,22 +41,6 @@ def check_format(format: Any, *more: str) -> None:
         raise value_error("format", f"one of {', '.join(map(repr, known))}", format)
 
 
-def refuse_policy(directory: Path, filename: str | None, format: Any) -> None:
-    """Refuse to load an exported policy, which is no agent, if one is asked for.
-
-    Raises:
-        CheckpointError: the format or the file's name is that of a policy.
-    """
-    asked = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
-    if format in export.FORMATS or asked & set(export.FORMATS.values()):
-        raise CheckpointError(
-            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
-            "learn on: it is no agent. "
-            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
-            "format='checkpoint', too."
-        )
-
-
 def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
     # All at once: each fetch by itself would wait for the device.
@@ -197,7 +181,37 @@ def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def find(directory: Path, filename: str | None, format: str | None) -> Path | None:
+def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint.Checkpoint | Path:
+    """Return the checkpoint that `Agent.load` names, or its file of weights.
+
+    Args:
+        directory: a run's folder, a folder of checkpoints or weights, or one of these itself.
+        filename: name in the folder, also without the number at its end; None: the newest.
+        format: what it is; None: a checkpoint if there is one, else weights.
+
+    Raises:
+        SpecError: an unknown format.
+        CheckpointError: there is none, or it is an exported policy, which is no agent.
+    """
+    suffixes = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
+    if format in export.FORMATS or suffixes & set(export.FORMATS.values()):
+        raise CheckpointError(
+            f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
+            "learn on: it is no agent. "
+            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
+            "format='checkpoint', too."
+        )
+    if format is not None:
+        check_format(format)
+    folder = directory / "checkpoints" if (directory / "checkpoints").is_dir() else directory
+    saved = None if format in FORMATS else find_checkpoint(folder, filename)
+    weights = find_weights(folder, filename, format) if saved is None and format != "checkpoint" else None
+    if weights is None and format in FORMATS:
+        raise CheckpointError(f"There are no weights (*{FORMATS[format]}) in {str(directory)!r}.")
+    return weights or saved or checkpoint_in(folder, filename, numbered=True)
+
+
+def find_weights(directory: Path, filename: str | None, format: str | None) -> Path | None:
     """Return a weights file in a folder, or None: the named one, with a format else the newest
     ``<filename>-<number>``; without a name the newest.
     """
@@ -210,15 +224,15 @@ def find(directory: Path, filename: str | None, format: str | None) -> Path | No
             if Path(filename).suffix in suffixes
             else [f"{filename}{suffix}" for suffix in suffixes]
         )
-        found = [directory / name for name in names if (directory / name).is_file()]
+        paths = [directory / name for name in names if (directory / name).is_file()]
         # As of checkpoints, which come first without a format.
-        if not found and format is not None and directory.is_dir():
+        if not paths and format is not None and directory.is_dir():
             endings = "|".join(map(re.escape, suffixes))
             numbered = re.compile(rf"{re.escape(filename)}-\d+({endings})")
-            found = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
+            paths = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
     else:
-        found = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        paths = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
+    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpoint | None:
@@ -247,10 +261,10 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    found = None if numbered else find_checkpoint(directory, filename)
-    if found is None and filename is not None:
-        found = checkpoint.newest(directory, filename)
-    if found is None:
+    saved = None if numbered else find_checkpoint(directory, filename)
+    if saved is None and filename is not None:
+        saved = checkpoint.newest(directory, filename)
+    if saved is None:
         named = "" if filename is None else f" {filename!r}"
         policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
         remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
@@ -260,7 +274,7 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
             remedy = suggest(filename, known, listed=False) + remedy
         why = "." if directory.is_dir() else ", which is no folder."
         raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}{why}{remedy}")
-    return found
+    return saved
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -303,10 +317,10 @@ class SaverConfig(Config):
     @classmethod
     def parse(cls, spec: Any) -> SaverConfig:
         """Read a folder's name, or a dict of options."""
-        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(given, Mapping):
+        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(options, Mapping):
             raise SpecError(f"saver must be a folder or a dict with 'directory'. Received: saver={spec!r}.")
-        return build(cls, dict(given), "saver")
+        return build(cls, dict(options), "saver")
 
 
 class Saver:
@@ -338,7 +352,7 @@ class Saver:
         """Take note of a change that the counters do not show."""
         self._saved = None
 
-    def look(self) -> None:
+    def save_if_due(self) -> None:
         """Write a checkpoint if it is time."""
         now = self._now()
         if now - self._last >= self.config.frequency:

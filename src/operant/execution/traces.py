@@ -137,22 +137,17 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
     with _finished(folder, spaces, trace) as temporary:
         while True:
+            path = folder / file_name(number)
             try:
-                _name(temporary, folder / file_name(number))
+                os.link(temporary, path)
                 return number
             except FileExistsError:
                 number += 1
-
-
-def _name(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, unless that is taken."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: an empty file takes the name first
-        path.touch(exist_ok=False)
-        os.replace(temporary, path)
+            except OSError:  # a file system without links
+                if not path.exists():
+                    os.replace(temporary, path)
+                    return number
+                number += 1
 
 
 @contextlib.contextmanager
@@ -209,22 +204,20 @@ def files(directory: str | Path, extension: str = ".npz") -> list[Path]:
     Raises:
         SpecError: there are none.
     """
-    found = sorted(p for p in Path(directory).glob(f"*{extension}") if not p.name.startswith("."))
-    if not found:
+    paths = sorted(p for p in Path(directory).glob(f"*{extension}") if not p.name.startswith("."))
+    if not paths:
         raise SpecError(
             f"There are no traces (*{extension}) in {str(directory)!r}. Record some with recorder=..."
         )
-    return found
-
-
-def _key(group: str, single: bool, name: str) -> str:
-    return group if single else f"{group}/{name}"
+    return paths
 
 
 def _named(space: Space, group: str, flat: Flat) -> Flat:
     """Return components under the names of a file, with numbers as the user counts them (offsets added)."""
     return {
-        _key(group, space.single, name): flat[name] + leaf.offset if leaf.has_offset else flat[name]
+        (group if space.single else f"{group}/{name}"): flat[name] + leaf.offset
+        if leaf.has_offset
+        else flat[name]
         for name, leaf in space.components.items()
     }
 
@@ -264,10 +257,10 @@ class RecorderConfig(Config):
     @classmethod
     def parse(cls, spec: Any) -> RecorderConfig:
         """Read a folder's name, or a dict of options."""
-        given = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(given, Mapping):
+        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(options, Mapping):
             raise value_error("recorder", "a folder or a dict with 'directory'", spec)
-        return build(cls, dict(given), "recorder")
+        return build(cls, dict(options), "recorder")
 
 
 class Recorder:
@@ -285,12 +278,13 @@ class Recorder:
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
         self.config = config
+        self._folder = Path(config.directory).absolute()
         self._spaces = spaces
         self._running: list[list[tuple[Flat, Flat, float, int]]] = [[] for _ in range(actors)]
         self._pending: list[tuple[Flat, Flat] | None] = [None] * actors
         self._finished: list[Trace] = []
         self._skip = config.start
-        self._episodes = max([episodes, *(number + 1 for number in _numbers(config.directory))])
+        self._episodes = max([episodes, *(number + 1 for number in _numbers(self._folder))])
 
     def act(self, actor: int, observation: Flat, action: Flat) -> None:
         """Note what an actor saw and did."""
@@ -301,9 +295,9 @@ class Recorder:
 
         At the end of an episode, also the observation after its last action if it is known.
         """
-        acted = self._pending[actor]
-        if acted is not None:  # else it acted before this recorder was made: the agent was loaded
-            self._running[actor].append((*acted, reward, terminal))
+        step = self._pending[actor]
+        if step is not None:  # else it acted before this recorder was made: the agent was loaded
+            self._running[actor].append((*step, reward, terminal))
         if not terminal:
             return
         steps, self._running[actor] = self._running[actor], []
@@ -316,7 +310,7 @@ class Recorder:
         self._finished.append(_trace(steps, last))
         if len(self._finished) == self.config.frequency:
             with durable.outliving(
-                f"No trace of {self.config.frequency} episode(s) in {self.config.directory!r}"
+                f"No trace of {len(self._finished)} episode(s) in {self.config.directory!r}"
             ):
                 self._write()
             self._finished = []  # in any case: memory must not fill up as well
@@ -327,12 +321,10 @@ class Recorder:
             self._running[actor] = []
 
     def _write(self) -> None:
-        folder = Path(self.config.directory)
-        self._episodes = add(folder, self._episodes - 1, self._spaces, join(self._finished)) + 1
-        self._finished = []
+        self._episodes = add(self._folder, self._episodes - 1, self._spaces, join(self._finished)) + 1
         if self.config.max_traces is not None:
-            for number in sorted(_numbers(self.config.directory))[: -self.config.max_traces]:
-                (folder / file_name(number)).unlink(missing_ok=True)  # another recorder may be faster
+            for number in sorted(_numbers(self._folder))[: -self.config.max_traces]:
+                (self._folder / file_name(number)).unlink(missing_ok=True)  # another recorder may be faster
 
     def close(self) -> None:
         """Write finished episodes that do not fill a file."""
@@ -345,10 +337,10 @@ def file_name(number: int) -> str:
     return f"trace-{number:09d}.npz"
 
 
-def _numbers(folder: str) -> list[int]:
+def _numbers(folder: Path) -> list[int]:
     """Return the numbers of a folder's trace files."""
-    names = (path.name for path in Path(folder).glob("trace-*.npz"))
-    return [int(found[1]) for name in names if (found := re.fullmatch(r"trace-(\d+)\.npz", name))]
+    names = (path.name for path in folder.glob("trace-*.npz"))
+    return [int(match[1]) for name in names if (match := re.fullmatch(r"trace-(\d+)\.npz", name))]
 
 
 def _trace(steps: list[tuple[Flat, Flat, float, int]], last: Flat | None) -> Trace:

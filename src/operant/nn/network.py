@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from operant.errors import SpecError, as_whole, shown, suggest, value_error, whole
+from operant.errors import (
+    NETWORK_KEYS,
+    NETWORK_LIBRARIES,
+    SpecError,
+    as_whole,
+    shown,
+    suggest,
+    value_error,
+    whole,
+)
 from operant.nn import layers
 from operant.nn.backend import keras
 from operant.nn.cfg import Cfg
@@ -26,16 +35,6 @@ FORMS = (
 FILES = (".json", ".keras", ".cfg")
 ONE_HOT_LIMIT = 64
 """Choices with more values than this enter an 'auto' network as learned vectors."""
-FOREIGN = {
-    "flax": "Flax",
-    "equinox": "Equinox",
-    "haiku": "Haiku",
-    "torch": "PyTorch",
-    "tensorflow": "TensorFlow",
-}
-"""Packages whose networks look like functions, and cannot be used."""
-ARCHITECTURE = {"pi", "vf", "qf"}
-"""Keys under which other libraries give the widths of policy and value networks in one dict."""
 NATURE_SIDE = 36
 """Side of the smallest image of which the three convolutions of Mnih et al. 2015 leave something."""
 
@@ -309,7 +308,7 @@ def _refuse_foreign(model: Any) -> None:
     """
     classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
     for cls in classes:
-        if (library := FOREIGN.get(cls.__module__.partition(".")[0])) is not None:
+        if (library := NETWORK_LIBRARIES.get(cls.__module__.partition(".")[0])) is not None:
             raise SpecError(
                 f"The network {_name(model)!r} is made with {library}, and cannot be used. {FORMS}"
             )
@@ -401,7 +400,7 @@ def parse(network: Any) -> Parsed:
         raise SpecError(
             f"{network!r} is a layer, not a network. Give a list of layers: [{{'type': {network!r}, ...}}]."
         )
-    if isinstance(network, Mapping) and "type" not in network and network.keys() & ARCHITECTURE:
+    if isinstance(network, Mapping) and "type" not in network and network.keys() & NETWORK_KEYS:
         raise SpecError(
             f"A network given as a dict needs a 'type'. Received the keys: {', '.join(map(str, network))}. "
             "Give a list of widths, model=[64, 64], of which policy and value get a network each with "

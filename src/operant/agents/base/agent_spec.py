@@ -5,6 +5,8 @@ of an algorithm.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,8 +278,18 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
         only_there = words(config_type(other)) - words(config)
         if meant := [key for layer in layers for key in config.translated(layer) if key in only_there]:
             label = f"{name} with {meant[0]!r}"
+            _log_form(name, meant[0])
             return _defined(DEFAULT, other, [*layers, entry.form], label)
     return _defined(name, cls, [*layers, entry.options])
+
+
+@functools.cache
+def _log_form(name: str, argument: str) -> None:
+    """Say, once, that an argument chose another form of an agent."""
+    logging.getLogger("operant").warning(
+        f"{name} with {argument!r} is the {DEFAULT} agent's form of {name}. For the algorithm itself leave "
+        f"out what help(operant.{AGENTS[name].cls}) does not list."
+    )
 
 
 def words(config: type[Config]) -> set[str]:

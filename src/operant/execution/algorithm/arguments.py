@@ -1,4 +1,4 @@
-"""Arguments of the classes of `operant.execution.algorithm.fit` beside environments: networks, replay
+"""Arguments of the classes of `operant.execution.algorithm.trainer` beside environments: networks, replay
 buffers, options of the algorithm and of the run.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 from operant.agents.base.agent_spec import words
 from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, DEFAULT, config_class
-from operant.errors import SpecError, UsageError, suggest, value_error, whole
-from operant.spec import Config, options
+from operant.errors import SpecError, UsageError, minibatch_hint, suggest, value_error, whole
+from operant.spec import Config, default, options
 from operant.spec.run import PROCESSES, RunConfig
 
 MODELS = {option: option.removesuffix("_model") for option in SLOTS}
@@ -59,38 +59,60 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
     aliases = {
         alias: name for name, meta in known.items() for alias in meta.aliases if alias not in config.words()
     }
-    told: dict[str, Any] = {}
-    for given, value in {**placed, **settings}.items():
-        name = aliases.get(given, given)
-        if name in told:
-            raise UsageError(f"{name_of_class} got {name!r} twice, once as {given!r}. Give one of them.")
+    options_by_name: dict[str, Any] = {}
+    for word, value in {**placed, **settings}.items():
+        name = aliases.get(word, word)
+        if name in options_by_name:
+            raise UsageError(f"{name_of_class} got {name!r} twice, once as {word!r}. Give one of them.")
         if value is not None or name in NONE_IS_A_VALUE or name in known.keys() - set(slots):
-            told[name] = value
-    return told
+            options_by_name[name] = value
+    return options_by_name
 
 
-def split(agent: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split(
+    agent: str, arguments: Mapping[str, Any], n_envs: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide keyword arguments into options of the run and the algorithm's own.
+
+    Args:
+        agent: the algorithm, by its name in the table.
+        arguments: by name.
+        n_envs: how many environments, as far as that is known, for the message.
 
     Raises:
         UsageError: an option of the run that no class takes.
-        SpecError: there is no such option.
+        SpecError: there is no such option; says what is meant, also by other libraries' words.
     """
     known = set(options(RunConfig)) - NOT_OPTIONS
-    for name in given.keys() & NOT_OPTIONS:
+    for name in arguments.keys() & NOT_OPTIONS:
         raise UsageError(
             f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is "
             "for `operant train`."
         )
-    own = known | words(config_class(agent))
-    for name in given.keys() - own - words(config_class(DEFAULT)) - {"buffers"}:
-        remedy = suggest(name, own | options(RunConfig).keys(), listed=False)
-        remedy = remedy or f" help(operant.{AGENTS[agent].cls}) lists them."
-        raise SpecError(f"{agent} takes no argument {name!r}.{remedy}")
+    config = config_class(agent)
+    names = known | words(config)
+    for name in arguments.keys() - names - {"buffers"}:
+        raise SpecError(
+            f"{AGENTS[agent].cls} takes no argument {name!r}.{_meant(agent, name, arguments, n_envs)}"
+        )
     return (
-        {name: value for name, value in given.items() if name in known},
-        {name: value for name, value in given.items() if name not in known},
+        {name: value for name, value in arguments.items() if name in known},
+        {name: value for name, value in arguments.items() if name not in known},
     )
+
+
+def _meant(agent: str, name: str, arguments: Mapping[str, Any], n_envs: int | None) -> str:
+    """Say what is meant by an argument that an algorithm's class does not take."""
+    config, label = config_class(agent), AGENTS[agent].cls
+    if {"mini_batches", "n_steps"} <= options(config).keys():
+        n_steps = arguments.get("n_steps", default(config, "n_steps"))
+        if hint := minibatch_hint(name, arguments[name], n_steps, n_envs):
+            return hint
+    if AGENTS[agent].form is not None and name in words(config_class(DEFAULT)):
+        form = f"Agent.create(agent={agent!r}, {name}=...)"
+        return f" It belongs to the {DEFAULT} agent's form of {agent}: {form}."
+    hint = suggest(name, words(config) | options(RunConfig).keys(), listed=False)
+    return hint or f" help(operant.{label}) lists them."
 
 
 class ReplayBuffer1:
@@ -134,7 +156,7 @@ class ReplayBuffer2(ReplayBuffer1):
 
 
 def buffer_options(
-    config: type[Config], buffers: Any, environments: int | None, own: Mapping[str, Any]
+    config: type[Config], buffers: Any, environments: int | None, others: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of an algorithm that a list of replay buffers, one for each environment, stands for.
 
@@ -144,7 +166,7 @@ def buffer_options(
         config: the algorithm's.
         buffers: the list; or one buffer that is for all; None: none are given.
         environments: how many there are; None: not known.
-        own: options that are given beside them, which must not say the same.
+        others: options that are given beside them, which must not say the same.
     """
     if buffers is None:
         return {}
@@ -158,39 +180,39 @@ def buffer_options(
     for part in parts:
         if not isinstance(part, ReplayBuffer1):
             raise value_error("buffers", "a list of ReplayBuffer1 or ReplayBuffer2", part)
-    found = {}
+    sizes = {}
     for name in ("size", "initial_size", "batch_size"):
         option = "buffer_max_size" if name == "size" else f"buffer_{name}"
         each = (options(config)[option].unit or "").endswith("per environment")
-        if own.get(option) is not None:
+        if others.get(option) is not None:
             raise SpecError(f"{option} is given twice, by itself and by buffers. Give one of them.")
         values = [getattr(part, name) for part in parts]
-        found[option] = max(values) if each else sum(values)
-    return found
+        sizes[option] = max(values) if each else sum(values)
+    return sizes
 
 
 def optimizer_options(
-    config: type[Config], models: Mapping[str, Any], own: Mapping[str, Any]
+    config: type[Config], models: Mapping[str, Any], others: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options that the optimizers of compiled Keras models stand for, except those that are
-    given (`own`).
+    given (`others`).
     """
-    given = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
-    if "optimizer" in own or not given:
+    optimizers = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
+    if "optimizer" in others or not optimizers:
         return {}
     from operant.nn.keras_optimizers import options_of
 
-    found, apart = [options_of(optimizer) for optimizer in given], {}
-    if len(found) == 2 and "critic_lr" in options(config) and found[0].get("lr") != found[1].get("lr"):
-        apart = {"critic_lr": found[1]["lr"]}  # actor before critic
-        found[1] = {**found[1], "lr": found[0]["lr"]}
-    if any(other != found[0] for other in found):
+    each, apart = [options_of(optimizer) for optimizer in optimizers], {}
+    if len(each) == 2 and "critic_lr" in options(config) and each[0].get("lr") != each[1].get("lr"):
+        apart = {"critic_lr": each[1]["lr"]}  # actor before critic
+        each[1] = {**each[1], "lr": each[0]["lr"]}
+    if any(other != each[0] for other in each):
         raise SpecError(
             "The models are compiled with different optimizers. Compile them with the same (the learning "
             "rates of actor and "
             "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
-    return {name: value for name, value in (found[0] | apart).items() if name not in own}
+    return {name: value for name, value in (each[0] | apart).items() if name not in others}
 
 
 def refuse_shared_weights(models: Mapping[str, Any]) -> None:
@@ -200,8 +222,8 @@ def refuse_shared_weights(models: Mapping[str, Any]) -> None:
     owners: dict[int, str] = {}
     for option, model in models.items():
         # A class makes models that are not made yet; what is not trained stays as it is, in both networks.
-        made = hasattr(model, "stateless_call") and not isinstance(model, type)
-        for variable in model.trainable_variables if made else ():
+        built = hasattr(model, "stateless_call") and not isinstance(model, type)
+        for variable in model.trainable_variables if built else ():
             if (other := owners.setdefault(id(variable), option)) != option:
                 raise SpecError(
                     f"{other} and {option} share the weights {variable.path!r}, and each network is trained "

@@ -56,5 +56,5 @@ def register() -> None:
     for path in PATHS:
         alias = Alias(path)
         sys.modules[alias.__name__] = alias
-        parent, _, own = alias.__name__.rpartition(".")
-        setattr(sys.modules[parent], own, alias)
+        parent, _, name = alias.__name__.rpartition(".")
+        setattr(sys.modules[parent], name, alias)

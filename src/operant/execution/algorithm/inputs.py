@@ -1,4 +1,4 @@
-"""Environments that a program gives to the classes of `operant.execution.algorithm.fit`, to train,
+"""Environments that a program gives to the classes of `operant.execution.algorithm.trainer`, to train,
 evaluate and play in.
 """
 
@@ -17,14 +17,11 @@ from operant.envs.gymnasium.games import whole_games
 from operant.envs.gymnasium.preprocessing import PreprocessingWrapper, within
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
-from operant.errors import SpaceError, SpecError, UsageError, value_error, whole
+from operant.errors import POLICIES, SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution.play import PlayConfig, environment
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Codec, Spaces
 from operant.training.environments import evaluation_count, host_vector
-
-POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
-"""Policy names that other libraries take as the argument before the environment."""
 
 
 def create_envs(
@@ -58,8 +55,8 @@ def create_envs(
 
         return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
     source = catalog.resolve(env_name, arguments=kwargs)
-    limit, made = source.own_limit(), [source.make() for _ in range(n)]
-    return made if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in made]
+    limit, envs = source.own_limit(), [source.make() for _ in range(n)]
+    return envs if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in envs]
 
 
 def is_id(envs: Any) -> bool:
@@ -75,10 +72,10 @@ def is_id(envs: Any) -> bool:
     spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
     if spec is None or spec.id not in gymnasium.registry:
         return False
-    own = gymnasium.spec(spec.id)
-    told = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
-    limits = (spec.max_episode_steps, spec.additional_wrappers)
-    return told == own.kwargs and limits == (own.max_episode_steps, own.additional_wrappers)
+    registered = gymnasium.spec(spec.id)
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    limits = (registered.max_episode_steps, registered.additional_wrappers)
+    return kwargs == registered.kwargs and (spec.max_episode_steps, spec.additional_wrappers) == limits
 
 
 def _id(env: Any) -> str:
@@ -162,16 +159,16 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
         raise SpecError(f"{env!r} was not made by gymnasium.make, so no other can be made like it. {give}")
     if within(env) is not None:  # preprocessing, of which a spec tells nothing
         raise SpecError(f"{env!r} wraps preprocessing, so no other can be made like it. {give}")
-    own = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     shows = {} if render_mode is None else {"render_mode": render_mode}  # not all environments take it
     try:
-        made = gymnasium.make(dataclasses.replace(spec, kwargs=own), **shows)
+        other = gymnasium.make(dataclasses.replace(spec, kwargs=kwargs), **shows)
     except Exception as error:  # an environment may raise anything
         raise SpecError(
             f"No other can be made like {env!r}: {type(error).__name__}: {str(error).rstrip('.')}. {give}"
         ) from error
-    _share_statistics(env, made)
-    return made
+    _share_statistics(env, other)
+    return other
 
 
 def _share_statistics(env: Any, other: Any) -> None:
@@ -187,57 +184,59 @@ def _share_statistics(env: Any, other: Any) -> None:
 
 def _layers(env: Any, kind: type) -> list[Any]:
     """Return the wrappers of a kind around an environment, from the outermost."""
-    found = []
+    layers = []
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, kind):
-            found.append(env)
+            layers.append(env)
         env = env.env
-    return found
+    return layers
 
 
-def evaluation_envs(run: RunConfig, envs: Any, given: Any, spaces: Spaces) -> VectorEnv | None:
+def evaluation_envs(run: RunConfig, envs: Any, eval_envs: Any, spaces: Spaces) -> VectorEnv | None:
     """Make the environments in which the policy of a run is evaluated; None if it is not evaluated.
 
     Args:
         run: options of the run.
         envs: the training environments.
-        given: the environments to evaluate in, in any form that `envs` may have; None: others like `envs`.
+        eval_envs: the environments to evaluate in, in any form that `envs` may have; None: others like
+            `envs`.
         spaces: of the training environments.
 
     Raises:
-        UsageError: `given` without `eval_frequency`.
-        SpecError: no others can be made, or `given` are objects that are also used for training.
-        SpaceError: `given` have other states or actions.
+        UsageError: `eval_envs` without `eval_frequency`.
+        SpecError: no others can be made, or `eval_envs` are objects that are also used for training.
+        SpaceError: `eval_envs` have other states or actions.
     """
     if run.eval_frequency is None:
-        if given is not None:
+        if eval_envs is not None:
             raise UsageError(
                 "eval_envs are for evaluations. Received: eval_envs without eval_frequency. Give both."
             )
         return None
     count = evaluation_count(run)
-    if given is None:
-        given = _others(envs, count)
+    if eval_envs is None:
+        eval_envs = _others(envs, count)
     else:
-        refuse_shared("eval_envs", envs, given)
-    if isinstance(given, str):
-        alike = catalog.full_id(given) == catalog.full_id(run.env)
-        own = {} if alike else {"env_kwargs": None, "max_episode_timesteps": None}  # meant for training
-        env = host_vector(run.replace(env=given, **own), count)
-    elif callable(given):
-        env = host_vector(run, count, given)
+        refuse_shared("eval_envs", envs, eval_envs)
+    several = eval_envs if isinstance(eval_envs, list | tuple) else [eval_envs]
+    if isinstance(eval_envs, str):
+        if catalog.full_id(eval_envs) != catalog.full_id(run.env):  # options meant for training
+            run = run.replace(env_kwargs=None, max_episode_timesteps=None)
+        vector = host_vector(run.replace(env=eval_envs), count)
+    elif callable(eval_envs):
+        vector = host_vector(run, count, eval_envs)
     else:  # used as they are: options are for those made from an id or a class
-        made = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
-        number = len(given) if isinstance(given, list | tuple) else getattr(given, "num_envs", 1)
-        env = host_vector(made, count if is_native(given) else number, given)
-    if env.spaces != spaces:
-        if all(map(makes, given if isinstance(given, list | tuple) else [given])):
-            env.close()
+        run = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
+        number = count if is_native(eval_envs) else getattr(eval_envs, "num_envs", len(several))
+        vector = host_vector(run, number, eval_envs)
+    if vector.spaces != spaces:
+        if all(map(makes, several)):
+            vector.close()
         raise SpaceError(
             f"eval_envs must have the states and actions of envs, {spaces.to_spec()}. Received: "
-            f"{env.spaces.to_spec()}."
+            f"{vector.spaces.to_spec()}."
         )
-    return env
+    return vector
 
 
 def _others(envs: Any, count: int) -> Any:
@@ -268,65 +267,57 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
             raise value_error(argument, "other objects than those that train", env, "Make others.")
 
 
-def play_env(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
+def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: bool) -> VectorEnv:
     """Make the environment to play in: from what was given, or one more like the training environments.
 
     Args:
         config: options of playing; its environment is the run's.
         envs: the training environments.
-        given: one environment, or what makes one; None: none was given.
+        env: one environment, or what makes one; None: one like the first of `envs`.
         spaces: of the training environments.
         lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a
             lost life.
 
     Raises:
-        SpecError: no other can be made, or `given` is not a single environment or is also used for training.
-        SpaceError: `given` has other states or actions.
+        SpecError: no other can be made, or `env` is not a single environment or is also used for training.
+        SpaceError: `env` has other states or actions.
     """
-    if given is not None:
-        return _given(config, envs, given, spaces, lives)
-    first = envs[0] if isinstance(envs, list | tuple) else envs
-    if isinstance(first, str):
-        return environment(config, lives=lives)
-    if callable(first) or is_native(first):
-        return environment(config, first, lives)
-    if not isinstance(first, gymnasium.Env):
-        raise SpecError(
-            f"play makes an environment like the first one, and cannot make another {first!r}. Give one: "
-            "play(env=...)."
-        )
-    limit = config.max_episode_timesteps
-    other = made_again(first, "rgb_array" if config.watched else None)
-    made = create.create(other, mode="in-process", max_episode_timesteps=limit)
-    return whole_games(made) if lives else made
-
-
-def _given(config: PlayConfig, envs: Any, given: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make one environment from what was given, and check that it has the spaces of the training
-    environments.
-    """
-    if not (makes(given) or is_environment(given)) or isinstance(given, gymnasium.vector.VectorEnv):
-        raise value_error("env", "one environment: an id, an object, a class or a function", given)
-    trains = envs if isinstance(envs, list | tuple) else [envs]
-    if isinstance(given, str):
-        known = catalog.full_id(given) == catalog.full_id(config.env)
+    several = envs if isinstance(envs, list | tuple) else [envs]
+    if env is None:
+        first, limit = several[0], config.max_episode_timesteps
+        if isinstance(first, str):
+            return environment(config, lives=lives)
+        if callable(first) or is_native(first):
+            return environment(config, first, lives)
+        if not isinstance(first, gymnasium.Env):
+            raise SpecError(
+                f"play makes an environment like the first one, and cannot make another {first!r}. Give one: "
+                "play(env=...)."
+            )
+        other = made_again(first, "rgb_array" if config.watched else None)
+        vector = create.create(other, mode="in-process", max_episode_timesteps=limit)
+        return whole_games(vector) if lives else vector
+    if not (makes(env) or is_environment(env)) or isinstance(env, gymnasium.vector.VectorEnv):
+        raise value_error("env", "one environment: an id, an object, a class or a function", env)
+    if isinstance(env, str):
+        trains = catalog.full_id(env) == catalog.full_id(config.env)
     else:
-        known = any(given is each for each in trains)
-    if not known:
+        trains = any(env is each for each in several)
+    if not trains:
         config = config.replace(env_kwargs=None, max_episode_timesteps=None)
-    if isinstance(given, str):
-        made = environment(config.replace(env=given), lives=lives)
-    elif callable(given) or is_native(given):  # which preprocess by themselves if at all
-        made = environment(config.replace(preprocess=False, max_frame=False), given, lives)
+    if isinstance(env, str):
+        vector = environment(config.replace(env=env), lives=lives)
+    elif callable(env) or is_native(env):  # which preprocess by themselves if at all
+        vector = environment(config.replace(preprocess=False, max_frame=False), env, lives)
     else:
-        refuse_shared("env", envs, given)
-        made = create.create(given, mode="in-process")
-        made = whole_games(made) if lives else made
-    if made.spaces != spaces:
-        if makes(given):
-            made.close()
+        refuse_shared("env", envs, env)
+        vector = create.create(env, mode="in-process")
+        vector = whole_games(vector) if lives else vector
+    if vector.spaces != spaces:
+        if makes(env):
+            vector.close()
         raise SpaceError(
             f"env must have the states and actions of those that train. Their own: {spaces.to_spec()}. "
-            f"Those of {made.name}: {made.spaces.to_spec()}."
+            f"Those of {vector.name}: {vector.spaces.to_spec()}."
         )
-    return made
+    return vector

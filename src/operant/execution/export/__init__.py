@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any, Literal
 
-from operant.errors import SpecError, UsageError
+from operant.errors import SAVED_MODEL, SpecError, UsageError
 
 Exported = Literal["stablehlo", "onnx"]
 FORMATS: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx"}
@@ -25,7 +25,7 @@ def refuse_saved_model(format: Any) -> None:
     Raises:
         SpecError: the format is 'saved-model'.
     """
-    if format in ("saved-model", "saved_model"):
+    if format in SAVED_MODEL:
         raise SpecError(
             "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does "
             "not depend on it. "

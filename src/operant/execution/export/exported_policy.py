@@ -84,12 +84,12 @@ class ExportedPolicy:
         return {path: np.repeat(x[None], n, axis=0) for path, x in self.interface.initial.items()}
 
     def _internals(self, internals: Any, batch: tuple[int, ...]) -> Flat:
-        given = _flat(internals)
+        flat = _flat(internals)
         expected = {path: (*batch, *x.shape) for path, x in self.interface.initial.items()}
-        received = {path: np.shape(x) for path, x in given.items()}
+        received = {path: np.shape(x) for path, x in flat.items()}
         if expected != received:
             raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
-        return given if batch else {path: np.asarray(x)[None] for path, x in given.items()}
+        return flat if batch else {path: np.asarray(x)[None] for path, x in flat.items()}
 
 
 def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -133,16 +133,16 @@ def _found(path: Path, filename: str | None) -> Path:
     if path.is_file() and path.suffix in suffixes:
         return path
     names = [f"{filename or '*'}{suffix}" for suffix in ("", *suffixes)]
-    found = [
+    files = [
         p for name in names for p in path.glob(name) if p.suffix in suffixes and not p.name.startswith(".")
     ]
-    if not found:
+    if not files:
         named = "" if filename is None else f" {filename!r}"
         raise CheckpointError(
             f"There is no exported policy{named} ({', '.join(suffixes)}) in {str(path)!r}. "
             "Write one: agent.save(directory, format='onnx')."
         )
-    return max(found, key=lambda p: p.stat().st_mtime_ns)
+    return max(files, key=lambda p: p.stat().st_mtime_ns)
 
 
 def _interface(file: Path) -> Interface:

@@ -65,9 +65,9 @@ class PolicyFunction:
             else:
                 observation[port.component] = self._stored(port, x)
         algorithm = self._learner.at(self._acting.hyper)
-        size, given = next(iter(inputs.values())).shape[0], iter(carry)
+        size, leaves = next(iter(inputs.values())).shape[0], iter(carry)
         before = [
-            next(given) if relevant else jnp.broadcast_to(start, (size, *start.shape))
+            next(leaves) if relevant else jnp.broadcast_to(start, (size, *start.shape))
             for start, relevant in zip(self._start, self._learner.relevant_carry, strict=True)
         ]
         whole = jax.tree.unflatten(self._carry, before)

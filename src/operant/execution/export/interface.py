@@ -153,9 +153,9 @@ class Interface:
 def _ports(space: Space) -> Iterator[PolicyPort]:
     group = f"{space.kind}s"
     for name, leaf in space.components.items():
-        own = dataclasses.replace(leaf, dtype="int32") if leaf.has_offset else leaf
+        stored = dataclasses.replace(leaf, dtype="int32") if leaf.has_offset else leaf
         path = () if space.single else tuple(name.split("/"))
-        yield PolicyPort("/".join((group, *path)), space.kind, name, own, path)
+        yield PolicyPort("/".join((group, *path)), space.kind, name, stored, path)
 
 
 def _drawn(port: PolicyPort, generator: np.random.Generator, n: int) -> np.ndarray:

@@ -7,12 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.live import Live
+    from rich.console import RenderableType
     from rich.progress import Progress
 
 EVERY = 10.0
@@ -38,11 +37,11 @@ class Bar:
         self._count = 0
         self._figures: Mapping[str, str] = {}
         self._began = self._printed = time.perf_counter()
-        self._live: Live | None = None
-        self._bar: Progress | None = None
+        self._progress: Progress | None = None
         if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # dumb ones show nothing until the end
             with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk under its log
-                self._start()
+                self._progress = self._drawn()
+                self._progress.start()
 
     def show(self, count: int, figures: Mapping[str, str] | None = None) -> None:
         """Update it; figures by name, None to keep the current ones."""
@@ -50,17 +49,16 @@ class Bar:
         if figures is not None:
             self._figures = figures
         with contextlib.suppress(OSError):
-            if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=count)
+            if self._progress is not None:
+                self._progress.update(self._progress.task_ids[0], completed=count)
             elif time.perf_counter() - self._printed >= EVERY:
                 self._print()
 
     def close(self) -> None:
         """End it, leaving the last state in place."""
         with contextlib.suppress(OSError):
-            if self._live is not None:
-                live, self._live = self._live, None
-                live.stop()
+            if self._progress is not None:
+                self._progress.stop()
             else:
                 self._print()
 
@@ -75,37 +73,30 @@ class Bar:
         text = "  ".join(part for part in (f"{self.what} {self._count}{of}", elapsed, self.line()) if part)
         print(text, file=self._stream, flush=True)
 
-    def _start(self) -> None:
+    def _drawn(self) -> Progress:
+        """Return a bar of rich's, with the figures below it."""
+        from rich import progress
         from rich.console import Console
-        from rich.live import Live
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )  # fmt: skip
-
-        columns: list[ProgressColumn] = [TextColumn(self.what), MofNCompleteColumn(), TimeElapsedColumn()]
-        if self.total is None:
-            columns.insert(0, SpinnerColumn())
-        else:
-            columns = [columns[0], BarColumn(bar_width=None), *columns[1:], TimeRemainingColumn()]
-        console = Console(file=self._stream, force_terminal=True)
-        self._bar = Progress(*columns, console=console, expand=self.total is not None)
-        self._bar.add_task("", total=self.total)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
-        self._live.start()
-
-    def _render(self) -> Group:
-        from rich.console import Group
         from rich.text import Text
 
-        assert self._bar is not None
-        return Group(self._bar.get_renderable(), Text(self.line()))
+        bar = self
+
+        class Display(progress.Progress):
+            def get_renderables(self) -> Iterable[RenderableType]:
+                return [*super().get_renderables(), Text(bar.line())]
+
+        columns: list[progress.ProgressColumn] = [
+            progress.TextColumn(self.what), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        ]  # fmt: skip
+        if self.total is None:
+            columns.insert(0, progress.SpinnerColumn())
+        else:
+            columns.insert(1, progress.BarColumn(bar_width=None))
+            columns.append(progress.TimeRemainingColumn())
+        console = Console(file=self._stream, force_terminal=True)
+        display = Display(*columns, console=console, expand=self.total is not None, refresh_per_second=4)
+        display.add_task("", total=self.total)
+        return display
 
 
 def figure(value: float, digits: int) -> str:

@@ -1,4 +1,4 @@
-"""The Runner's shortcut: as long as whole blocks of steps keep within the limits, drivers of training runs
+"""The Runner's fast path: as long as whole blocks of steps keep within the limits, drivers of training runs
 take them.
 
 With a JAX-native environment acting, stepping and learning are one compiled loop (`device`). With Gymnasium
@@ -22,8 +22,8 @@ from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
 from operant.execution.agent import Agent
 from operant.execution.interactive import DetachedState
-from operant.execution.runner.interaction import RunLimits
-from operant.execution.runner.run_statistics import RunStatistics
+from operant.execution.runner.run_options import RunOptions
+from operant.execution.runner.run_statistics import RunStatistics, add_episode, show
 from operant.training import signals
 from operant.training.drivers.device import DeviceDriver
 from operant.training.drivers.host import HostDriver
@@ -47,53 +47,52 @@ class FastPath:
     """
 
     def __init__(self, environment: Any, max_episode_timesteps: int | None, n: int) -> None:
-        self._given, self._limit, self._n = environment, max_episode_timesteps, n
+        self._environment, self._limit, self._n = environment, max_episode_timesteps, n
         self._device: DeviceDriver | None = None
         self._vector: VectorEnv | None = None
-        self._source = source = resolve(environment, max_episode_timesteps=max_episode_timesteps)
-        self._serves = ""
-        if source.reward_shaping is None:
-            plain = isinstance(source.target, GymnasiumSpec) and not _SHOWN & source.arguments.keys()
-            self._serves = "device" if source.is_native else "host" if plain else ""
+        self._spec = spec = resolve(environment, max_episode_timesteps=max_episode_timesteps)
+        self._driver = ""
+        if spec.reward_shaping is None:
+            plain = isinstance(spec.target, GymnasiumSpec) and not _SHOWN & spec.arguments.keys()
+            self._driver = "device" if spec.is_native else "host" if plain else ""
 
-    def run(self, agent: Agent, plan: RunLimits, ledger: RunStatistics, seed: int) -> None:
+    def run(self, agent: Agent, options: RunOptions, statistics: RunStatistics, seed: int) -> None:
         """Go as far as whole blocks pass no limit.
 
-        Do nothing if the agent, the plan or the environment needs single steps.
+        Do nothing if the agent, the options or the environment need single steps.
         """
-        in_step = self._serves == "device" or plan.batch_agent_calls or self._n == 1
-        blocks = self._blocks(agent.learner, plan, ledger)
-        if not (self._serves and in_step and blocks) or (lent := agent.lend(self._n)) is None:
+        in_step = self._driver == "device" or options.batch_agent_calls or self._n == 1
+        blocks = self._blocks(agent.learner, options, statistics)
+        if not (self._driver and in_step and blocks) or (state := agent.detach_state(self._n)) is None:
             return
-        ledger.driver, before = self._serves, agent.updates
-        driver = (
-            self._on_device(agent, lent) if self._serves == "device" else self._on_host(agent, lent, seed)
-        )
+        statistics.driver, before = self._driver, agent.updates
+        on_device = self._driver == "device"
+        driver = self._on_device(agent, state) if on_device else self._on_host(agent, state, seed)
         try:
-            while not ledger.ending and (
-                blocks := min(driver.blocks, self._blocks(agent.learner, plan, ledger))
+            while not statistics.ending and (
+                blocks := min(driver.blocks, self._blocks(agent.learner, options, statistics))
             ):
                 with signals.held():  # what a block consumes exists nowhere until it is done and counted
-                    self._advance(driver, blocks, ledger)
-                    ledger.updates = int(driver.train.counters.updates) - before
-                ledger.show(episode=True)
+                    self._advance(driver, blocks, statistics)
+                    statistics.updates = int(driver.train.counters.updates) - before
+                show(statistics, episode=True)
         finally:
-            agent.take_back(driver.train, driver.last)
+            agent.attach_state(driver.train, driver.last)
             if isinstance(driver, DeviceDriver):
                 driver.forget()
 
     @staticmethod
-    def _advance(driver: DeviceDriver | HostDriver, blocks: int, ledger: RunStatistics) -> None:
+    def _advance(driver: DeviceDriver | HostDriver, blocks: int, statistics: RunStatistics) -> None:
         """Run that many blocks, and count them."""
         began, step = time.perf_counter(), driver.step
-        finished, into = driver.advance(blocks), ledger.training
+        finished = driver.advance(blocks)
         each = (time.perf_counter() - began) / max(driver.step - step, 1)
         for episode in finished:
-            took = each * episode.length
+            seconds = each * episode.length
             # The agent's seconds include the environments': the two cannot be told apart.
-            into.add(episode.reward, episode.length, took, took, 0.0)
-        ledger.timesteps += driver.step - step
-        ledger.episodes += len(finished)
+            add_episode(statistics, episode.reward, episode.length, seconds, seconds, 0.0)
+        statistics.timesteps += driver.step - step
+        statistics.episodes += len(finished)
 
     def close(self) -> None:
         """Close the environments that it made."""
@@ -101,37 +100,38 @@ class FastPath:
             self._vector.close()
         self._vector = self._device = None
 
-    def _blocks(self, learner: Learner, plan: RunLimits, ledger: RunStatistics) -> int:
+    def _blocks(self, learner: Learner, options: RunOptions, statistics: RunStatistics) -> int:
         """Return how many blocks may be run before a limit is passed."""
-        if plan.num_episodes is not None or plan.sync_episodes:
+        reports = options.callback or options.scores or options.evaluation
+        if reports or options.num_episodes is not None or options.sync_episodes:
             return 0
         left = []
-        if plan.num_updates is not None:
-            left.append(plan.num_updates - ledger.updates)
-        if plan.num_timesteps is not None:
-            left.append((plan.num_timesteps - ledger.timesteps) // (learner.rows * self._n))
+        if options.num_updates is not None:
+            left.append(options.num_updates - statistics.updates)
+        if options.num_timesteps is not None:
+            left.append((options.num_timesteps - statistics.timesteps) // (learner.rows * self._n))
         return min(left, default=0)
 
-    def _on_device(self, agent: Agent, lent: DetachedState) -> DeviceDriver:
+    def _on_device(self, agent: Agent, state: DetachedState) -> DeviceDriver:
         if self._device is None or self._device.learner is not agent.learner:
-            env = accepted(self._source.make(), self._source.name)
-            limit = self._source.max_episode_timesteps
+            env = accepted(self._spec.make(), self._spec.name)
+            limit = self._spec.max_episode_timesteps
             env = env if limit is None else TimeLimit(env, limit)
             self._device = DeviceDriver(
-                agent.learner, env, self._n, lent.train.key, train=lent.train, name=self._source.name
+                agent.learner, env, self._n, state.train.key, train=state.train, name=self._spec.name
             )
-        loop, key, rows = self._device.loop, lent.train.key, lent.train.counters.rows
-        world = jax.jit(loop.begin)(key) if lent.last is None else jax.jit(loop.restart)(key, rows, lent.last)
-        self._device.restore(lent.train, {"world": world})
+        loop, key, rows, last = self._device.loop, state.train.key, state.train.counters.rows, state.last
+        world = jax.jit(loop.begin)(key) if last is None else jax.jit(loop.restart)(key, rows, last)
+        self._device.restore(state.train, {"world": world})
         return self._device
 
-    def _on_host(self, agent: Agent, lent: DetachedState, seed: int) -> HostDriver:
+    def _on_host(self, agent: Agent, state: DetachedState, seed: int) -> HostDriver:
         assert agent.engine is not None
         if self._vector is None:
             self._vector = create.create(
-                self._given, self._n, "in-process", max_episode_timesteps=self._limit
+                self._environment, self._n, "in-process", max_episode_timesteps=self._limit
             )
         driver = HostDriver(agent.engine, self._vector, seed)
-        if lent.last is not None:
-            driver.restore(lent.train, {"observation": lent.last})
+        if state.last is not None:
+            driver.restore(state.train, {"observation": state.last})
         return driver

@@ -11,28 +11,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from operant.checkpoint import durable
 from operant.envs.environment import take
 from operant.envs.vector.base import seed_of
 from operant.execution.agent import Agent
-from operant.execution.runner.run_statistics import RunStatistics
+from operant.execution.runner.run_options import RunOptions
+from operant.execution.runner.run_statistics import RunStatistics, add_episode, show
 from operant.execution.runner.slots import EnvSlot, StepResult, join
+from operant.training.callbacks import none_refuses
 
-
-class RunLimits(NamedTuple):
-    """How far a run goes, and how; see `Runner.run`."""
-
-    num_episodes: int | None = None
-    num_timesteps: int | None = None
-    num_updates: int | None = None
-    batch_agent_calls: bool = False
-    sync_timesteps: bool = False
-    sync_episodes: bool = False
-    num_sleep_secs: float = 0.001
+BEST = "best-model"
+"""Name under which the best agent is saved."""
 
 
 class Interaction:
@@ -40,56 +34,62 @@ class Interaction:
 
     Args:
         agent: acts and learns.
-        seats: the environments.
-        plan: limits, and how to reach them.
-        ledger: keeps the counts; may hold those of a first part of the run that another driver took.
+        slots: the environments.
+        options: limits, how to reach them, and callbacks.
+        statistics: keeps the counts; may hold those of a first part of the run that another driver took. A
+            `Runner` is one: callbacks get it.
         seed: root of the environments' seeds.
     """
 
     def __init__(
-        self, agent: Agent, seats: Sequence[EnvSlot], plan: RunLimits, ledger: RunStatistics, seed: int
+        self,
+        agent: Agent,
+        slots: Sequence[EnvSlot],
+        options: RunOptions,
+        statistics: RunStatistics,
+        seed: int,
     ) -> None:
         self.agent = agent
-        self.seats = seats
-        self.plan = plan
-        self.ledger = ledger
-        self.tally = ledger.tally
+        self.slots = slots
+        self.options = options
+        self.statistics = statistics
         self.stopping = False
         self._called_off = False
         """Whether a callback, or a request to terminate, stopped the run."""
         self._begun = 0
-        self._granted = ledger.timesteps
-        self._seeds: list[int | None] = [seed_of(seed, i) for i in range(len(seats))]
+        self._agent_seconds = 0.0
+        """How long the agent has computed."""
+        self._starts = [(0.0, 0.0)] * len(statistics.episode_return)
+        """When each actor's episode began, and how long the agent had computed by then."""
+        self._granted = statistics.timesteps
+        self._seeds: list[int | None] = [seed_of(seed, i) for i in range(len(slots))]
         start = agent.initial_internals()
         self._start_internals = start if jax.tree.leaves(start) else None
-        self._updates_before = agent.updates - ledger.updates
+        self._updates_before = agent.updates - statistics.updates
 
     def run(self) -> None:
         """Run until a limit is reached or a callback returns False."""
-        limit = self.plan.num_updates
-        made = self.ledger.updates
-        with contextlib.nullcontext() if limit is None else self.agent.hold(limit - made):
-            self._run()
-
-    def _run(self) -> None:
-        plan = self.plan
-        in_step = plan.batch_agent_calls or plan.sync_timesteps
-        while True:
-            if self.ledger.ending:
-                self.stopping = self._called_off = True
-            waiting = [seat for seat in self.seats if seat.request]
-            if not waiting:
-                if not self._begin_round():
-                    return
-                continue
-            ready = waiting if in_step else [seat for seat in waiting if seat.connection.ready()]
-            if not ready:
-                waiting[0].connection.ready(plan.num_sleep_secs)
-            elif plan.batch_agent_calls:
-                self._serve(ready)
-            else:
-                for seat in ready:
-                    self._serve([seat])
+        limit = self.options.num_updates
+        held = contextlib.nullcontext() if limit is None else self.agent.hold(limit - self.statistics.updates)
+        batched = self.options.batch_agent_calls
+        in_step = batched or self.options.sync_timesteps
+        with held:
+            while True:
+                if self.statistics.ending:
+                    self.stopping = self._called_off = True
+                waiting = [slot for slot in self.slots if slot.request]
+                if not waiting:
+                    if not self._begin_round():
+                        return
+                    continue
+                ready = waiting if in_step else [slot for slot in waiting if slot.connection.ready()]
+                if not ready:
+                    waiting[0].connection.ready(self.options.num_sleep_secs)
+                elif batched:
+                    self._serve(ready)
+                else:
+                    for slot in ready:
+                        self._serve([slot])
 
     # Episodes
 
@@ -98,129 +98,176 @@ class Interaction:
 
         An environment that only evaluates begins one with the others.
         """
-        began = [self._begin(seat) for seat in self.seats if seat.counts]
+        began = [self._begin(slot) for slot in self.slots if slot.counts]
         if any(began):
-            for seat in self.seats:
-                if not seat.counts:
-                    self._begin(seat)
+            for slot in self.slots:
+                if not slot.counts:
+                    self._begin(slot)
         return any(began)
 
-    def _begin(self, seat: EnvSlot) -> bool:
-        plan, count = self.plan, seat.size
+    def _begin(self, slot: EnvSlot) -> bool:
+        options, count = self.options, slot.size
         if self.stopping:
             return False
-        if seat.counts:
-            if plan.num_episodes is not None:
-                count = min(count, plan.num_episodes - self._begun)
-            if count == 0 or self._granted == plan.num_timesteps:
+        if slot.counts:
+            if options.num_episodes is not None:
+                count = min(count, options.num_episodes - self._begun)
+            if count == 0 or self._granted == options.num_timesteps:
                 return False
             self._begun += count
-        index = self.seats.index(seat)
-        for actor in range(seat.size):  # before the reset, whose time is the environment's, too
-            self.tally.begin(seat.first + actor)
-        seat.reset(count, self._seeds[index])
+        index = self.slots.index(slot)
+        for actor in range(slot.first, slot.first + slot.size):
+            self.statistics.episode_return[actor], self.statistics.episode_timestep[actor] = 0.0, 0
+            # Before the reset, whose time is the environment's, too.
+            self._starts[actor] = time.perf_counter(), self._agent_seconds
+        slot.reset(count, self._seeds[index])
         self._seeds[index] = None
-        seat.internals = [self._start_internals] * seat.size
+        slot.internals = [self._start_internals] * slot.size
         return True
 
     # Steps
 
-    def _serve(self, seats: Sequence[EnvSlot]) -> None:
+    def _serve(self, slots: Sequence[EnvSlot]) -> None:
         """Take the answers of these environments, and send the next requests."""
-        brought = [(seat, feedback) for seat in seats for feedback in seat.receive()]
-        self._tell([each for each in brought if each[0].trains])
-        for seat, feedback in brought:
-            self._count(seat, feedback)
-        self._look_at_limits()
-        acting = self._go_on(seats)
-        self._look_at_limits()
-        for seat in seats:
-            if not (seat.running or seat.request or self.plan.sync_episodes):
-                self._begin(seat)
-        for seat, _ in acting:
-            if not seat.trains:
-                seat.execute(self._evaluate(seat))
+        results = [(slot, result) for slot in slots for result in slot.receive()]
+        self._observe([each for each in results if each[0].trains])
+        for slot, result in results:
+            self._count(slot, result)
+        self._count_updates()
+        acting = self._grant_steps(slots)
+        self._count_updates()
+        for slot in slots:
+            if not (slot.running or slot.request or self.options.sync_episodes):
+                self._begin(slot)
+        for slot, _ in acting:
+            if not slot.trains:
+                slot.execute(self._evaluate(slot))
         if learning := [each for each in acting if each[0].trains]:
             self._act(learning)
-            self._look_at_limits()
+            self._count_updates()
 
-    def _tell(self, brought: list[tuple[EnvSlot, StepResult]]) -> None:
-        if not brought:
-            return
+    def _clock(self, began: float) -> None:
+        """Count the seconds since then as the agent's."""
+        self._agent_seconds += time.perf_counter() - began
+
+    def _observe(self, results: list[tuple[EnvSlot, StepResult]]) -> None:
         began = time.perf_counter()
         # As a step without cost, it would teach the agent to take the action that loses an environment.
-        if unanswered := [seat.first + feedback.actor for seat, feedback in brought if feedback.lost]:
+        if unanswered := [slot.first + result.actor for slot, result in results if result.lost]:
             self.agent.reset(unanswered)
-            brought = [each for each in brought if not each[1].lost]
-        if len(brought) == 1 and brought[0][0].single:
-            seat, (_, reward, terminal, states, _) = brought[0]
-            self.agent.observe(reward, terminal, seat.first, states if terminal else None)
-        elif brought:
+            results = [each for each in results if not each[1].lost]
+        if len(results) == 1 and results[0][0].single:
+            slot, (_, reward, terminal, states, _) = results[0]
+            self.agent.observe(reward, terminal, slot.first, states if terminal else None)
+        elif results:
             self.agent.observe(
-                reward=[feedback.reward for _, feedback in brought],
-                terminal=[feedback.terminal for _, feedback in brought],
-                parallel=[seat.first + feedback.actor for seat, feedback in brought],
-                next_states=[feedback.states for _, feedback in brought],
+                reward=[result.reward for _, result in results],
+                terminal=[result.terminal for _, result in results],
+                parallel=[slot.first + result.actor for slot, result in results],
+                next_states=[result.states for _, result in results],
             )
-        self.tally.agent_clock += time.perf_counter() - began
+        self._clock(began)
 
-    def _count(self, seat: EnvSlot, feedback: StepResult) -> None:
-        actor, plan, ledger = seat.first + feedback.actor, self.plan, self.ledger
-        self.tally.add(actor, feedback.reward)
-        ledger.updates = self.agent.updates - self._updates_before
-        go_on = True
-        if seat.counts:
-            ledger.timesteps += 1
-            go_on = self._called_off or ledger.timestep(actor)
-        wanted = feedback.actor in seat.counted and not self._called_off
-        if wanted and feedback.lost and not seat.trains:
+    def _count(self, slot: EnvSlot, result: StepResult) -> None:
+        """Count a step, and report it to callbacks."""
+        actor, options, statistics = slot.first + result.actor, self.options, self.statistics
+        statistics.episode_return[actor] += result.reward
+        statistics.episode_timestep[actor] += 1
+        statistics.updates = self.agent.updates - self._updates_before
+        goes_on = True
+        if slot.counts:
+            statistics.timesteps += 1
+            show(statistics)
+            if not self._called_off:
+                goes_on = self._call(actor, options.callback_timestep_frequency, statistics.timesteps)
+        wanted = result.actor in slot.counted and not self._called_off
+        if wanted and result.lost and not slot.trains:
             # Not an episode of the evaluation: another is run in its place.
-            wanted, self._begun = False, self._begun - seat.counts
-        if feedback.terminal and wanted:
-            if seat.counts:
-                ledger.episodes += 1
-            go_on = ledger.episode(actor, seat) and go_on
-        if not go_on:
+            wanted, self._begun = False, self._begun - slot.counts
+        if result.terminal and wanted:
+            goes_on = self._end_episode(slot, actor) and goes_on
+        if not goes_on:
             self.stopping = self._called_off = True
-        if ledger.episodes == plan.num_episodes or ledger.timesteps == plan.num_timesteps:
+        if statistics.episodes == options.num_episodes or statistics.timesteps == options.num_timesteps:
             self.stopping = True
 
-    def _look_at_limits(self) -> None:
+    def _end_episode(self, slot: EnvSlot, actor: int) -> bool:
+        """Record an episode, and score it if it is one of evaluation; False if a callback ends the run."""
+        options, statistics = self.options, self.statistics
+        reported = slot.connection.episode_return() if slot.single else None
+        if reported is not None:
+            statistics.episode_return[actor] = float(reported)
+        statistics.episodes += slot.counts
+        began, agent_began = self._starts[actor]
+        add_episode(
+            statistics,
+            statistics.episode_return[actor],
+            statistics.episode_timestep[actor],
+            time.perf_counter() - began,
+            self._agent_seconds - agent_began,
+            slot.seconds,
+            evaluation=not slot.counts,
+        )
+        show(statistics, episode=True)
+        goes_on = not slot.counts or self._call(
+            actor, options.callback_episode_frequency, statistics.episodes
+        )
+        if not slot.counts or statistics.evaluation_returns is statistics.episode_returns:
+            self._score()
+        return goes_on
+
+    def _call(self, actor: int, every: int | None, count: int) -> bool:
+        """Call the callbacks if it is their turn; False if one of them ends the run."""
+        if every is None or count % every:
+            return True
+        return none_refuses([callback(self.statistics, actor) for callback in self.options.callback])
+
+    def _score(self) -> None:
+        """Score the agent, and save it if it is the best so far."""
+        statistics, directory = self.statistics, self.options.save_best_agent
+        score = self.options.score(statistics, statistics.evaluation_returns)
+        if score is not None and score > statistics.best_evaluation_score:
+            statistics.best_evaluation_score = score
+            if directory is not None:
+                with durable.outliving(f"The best agent is not saved in {str(directory)!r}"):
+                    self.agent.save(directory, filename=BEST)
+
+    def _count_updates(self) -> None:
         """Stop once the updates have been made."""
-        self.ledger.updates = self.agent.updates - self._updates_before
-        limit = self.plan.num_updates
-        if limit is not None and self.ledger.updates >= limit:
+        self.statistics.updates = self.agent.updates - self._updates_before
+        limit = self.options.num_updates
+        if limit is not None and self.statistics.updates >= limit:
             self.stopping = True
 
-    def _go_on(self, seats: Sequence[EnvSlot]) -> list[tuple[EnvSlot, list[int]]]:
+    def _grant_steps(self, slots: Sequence[EnvSlot]) -> list[tuple[EnvSlot, list[int]]]:
         """Find the actors that may take another timestep, and cut the episodes of the others."""
         acting, parallel, states = [], list[int](), list[Any]()
-        for seat in seats:
-            if seat.request or not seat.running:
+        for slot in slots:
+            if slot.request or not slot.running:
                 continue
             # After a step, only the actors that acted are still the agent's; after a reset, all are.
-            open_ones = [a for a in seat.running if a in seat.acting] if seat.acting else list(seat.running)
-            wanted = any(actor in seat.counted for actor in open_ones)
-            granted = [actor for actor in open_ones if wanted and self._grant(seat)]
-            if seat.trains and seat.acting and len(granted) < len(open_ones):
-                cut = [actor for actor in open_ones if actor not in granted]
-                parallel += [seat.first + actor for actor in cut]
-                states += [self._state(seat, actor) for actor in cut]
-            seat.acting = granted
+            still = [a for a in slot.running if a in slot.acting] if slot.acting else list(slot.running)
+            wanted = any(actor in slot.counted for actor in still)
+            granted = [actor for actor in still if wanted and self._grant(slot)]
+            if slot.trains and slot.acting and len(granted) < len(still):
+                cut = [actor for actor in still if actor not in granted]
+                parallel += [slot.first + actor for actor in cut]
+                states += [slot.state(actor) for actor in cut]
+            slot.acting = granted
             if granted:
-                acting.append((seat, granted))
+                acting.append((slot, granted))
             else:
-                seat.running = []
+                slot.running = []
         if parallel:
             began = time.perf_counter()
             self.agent.reset(parallel, states)
-            self.tally.agent_clock += time.perf_counter() - began
+            self._clock(began)
         return acting
 
-    def _grant(self, seat: EnvSlot) -> bool:
-        if not seat.counts:  # beside others: with synchronised episodes, its last one is run to the end
-            return not self.stopping or (self.plan.sync_episodes and not self._called_off)
-        if self.stopping or self._granted == self.plan.num_timesteps:
+    def _grant(self, slot: EnvSlot) -> bool:
+        if not slot.counts:  # beside others: with synchronised episodes, its last one is run to the end
+            return not self.stopping or (self.options.sync_episodes and not self._called_off)
+        if self.stopping or self._granted == self.options.num_timesteps:
             return False
         self._granted += 1
         return True
@@ -229,53 +276,44 @@ class Interaction:
 
     def _act(self, acting: list[tuple[EnvSlot, list[int]]]) -> None:
         """Act for the actors of several environments, and send each its actions."""
-        agent, began = self.agent, time.perf_counter()
-        seat, actors = acting[0]
-        if len(acting) == 1 and seat.single:
-            chosen = agent.act(seat.states, parallel=seat.first)
-            self.tally.agent_clock += time.perf_counter() - began
-            seat.execute(chosen)
-        elif len(acting) == 1 and actors == seat.running:
-            chosen = agent.act(seat.states, parallel=[seat.first + actor for actor in actors])
-            self.tally.agent_clock += time.perf_counter() - began
-            seat.execute(chosen)
-        else:
-            states = [self._state(seat, actor) for seat, actors in acting for actor in actors]
-            parallel = [seat.first + actor for seat, actors in acting for actor in actors]
-            chosen = agent.act(states, parallel=parallel)
-            self.tally.agent_clock += time.perf_counter() - began
-            self._send(acting, chosen)
-
-    def _send(self, acting: list[tuple[EnvSlot, list[int]]], chosen: Any) -> None:
+        began, (slot, actors) = time.perf_counter(), acting[0]
+        if len(acting) == 1 and (slot.single or actors == slot.running):
+            parallel = slot.first if slot.single else [slot.first + actor for actor in actors]
+            actions = self.agent.act(slot.states, parallel=parallel)
+            self._clock(began)
+            slot.execute(actions)
+            return
+        actions = self.agent.act(
+            [slot.state(actor) for slot, actors in acting for actor in actors],
+            parallel=[slot.first + actor for slot, actors in acting for actor in actors],
+        )
+        self._clock(began)
         place = 0
-        for seat, actors in acting:
-            own = {actor: take(chosen, place + i) for i, actor in enumerate(actors)}
+        for slot, actors in acting:
+            each = {actor: take(actions, place + i) for i, actor in enumerate(actors)}
             place += len(actors)
-            if seat.single:
-                seat.execute(own[0])
-                continue
-            for actor in seat.running:  # actors that were cut only go through the motions
-                if actor not in own:
-                    own[actor] = self.agent.act(
-                        self._state(seat, actor), self._start_internals, independent=True, deterministic=False
-                    )
-                    own[actor] = own[actor] if self._start_internals is None else own[actor][0]
-            seat.execute(join([own[actor] for actor in seat.running]))
+            if slot.single:
+                slot.execute(each[0])
+            else:  # actors that were cut only go through the motions
+                each |= {actor: self._idle_action(slot, actor) for actor in slot.running if actor not in each}
+                slot.execute(join([each[actor] for actor in slot.running]))
 
-    def _evaluate(self, seat: EnvSlot) -> Any:
+    def _idle_action(self, slot: EnvSlot, actor: int) -> Any:
+        action = self.agent.act(
+            slot.state(actor), self._start_internals, independent=True, deterministic=False
+        )
+        return action if self._start_internals is None else action[0]
+
+    def _evaluate(self, slot: EnvSlot) -> Any:
         """Act for all actors of an environment without recording or learning."""
         began, internals = time.perf_counter(), None
         if self._start_internals is not None:
-            own = [seat.internals[actor] for actor in seat.running]
-            internals = own[0] if seat.single else jax.tree.map(lambda *x: np.stack(x), *own)
-        chosen = self.agent.act(seat.states, internals, independent=True, deterministic=True)
+            each = [slot.internals[actor] for actor in slot.running]
+            internals = each[0] if slot.single else jax.tree.map(lambda *x: np.stack(x), *each)
+        actions = self.agent.act(slot.states, internals, independent=True, deterministic=True)
         if internals is not None:
-            chosen, after = chosen
-            for i, actor in enumerate(seat.running):
-                seat.internals[actor] = after if seat.single else jax.tree.map(lambda x, i=i: x[i], after)
-        self.tally.agent_clock += time.perf_counter() - began
-        return chosen
-
-    @staticmethod
-    def _state(seat: EnvSlot, actor: int) -> Any:
-        return seat.states if seat.single else take(seat.states, seat.running.index(actor))
+            actions, after = actions
+            for i, actor in enumerate(slot.running):
+                slot.internals[actor] = after if slot.single else jax.tree.map(lambda x, i=i: x[i], after)
+        self._clock(began)
+        return actions

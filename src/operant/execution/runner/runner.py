@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.agents.base.agent_spec import parse_agent
 from operant.envs.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
-from operant.errors import (
-    SpaceError,
-    SpecError,
-    UsageError,
-    naming_misspelt,
-    value_error,
-    whole,
-    working_directory,
-)
+from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error
 from operant.execution.agent import Agent, specified
 from operant.execution.runner.bar import Bar
 from operant.execution.runner.connections import open_environments
 from operant.execution.runner.fast_path import FastPath
-from operant.execution.runner.interaction import Interaction, RunLimits
-from operant.execution.runner.run_statistics import RunOptions, RunStatistics, flags
+from operant.execution.runner.interaction import Interaction
+from operant.execution.runner.run_options import RunOptions
+from operant.execution.runner.run_statistics import RunStatistics, show
 from operant.execution.runner.slots import EnvSlot
 from operant.training import signals
 
-WRITERS = ("recorder", "saver", "summarizer")
-"""Arguments of an agent that name the folders of what it writes."""
 
-
-class Runner:
+class Runner(RunStatistics):
     """Runs an agent in one environment, or in several at once, here, in other processes or on other machines.
 
         runner = Runner(agent="ppo", environment="CartPole-v1", num_parallel=5)
@@ -41,7 +29,7 @@ class Runner:
         runner.close()
 
     It closes what it made; agents and environments that were given as objects stay open. It is a context
-    manager that closes itself.
+    manager that closes itself. What the last run counted and recorded are its attributes: `RunStatistics`.
 
     Args:
         agent: a specification as `Agent.create` takes it, an `Agent`, or a dict of arguments of `Agent.load`
@@ -91,37 +79,31 @@ class Runner:
     ) -> None:
         if not isinstance(evaluation, bool):
             raise value_error("evaluation", "True or False", evaluation)
-        self.is_environment_remote = remote is not None
         self.is_agent_external = isinstance(agent, Agent)
-        self.evaluation = evaluation
-        agent = read(agent)
         self.environments: list[Connection] = open_environments(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
             token_file=token_file, certificate=certificate,
         )  # fmt: skip
-        self._seats: list[EnvSlot] = []
+        self._slots: list[EnvSlot] = []
+        actors = 0
+        for i, connection in enumerate(self.environments):
+            trains = not (evaluation and i == len(self.environments) - 1)
+            self._slots.append(EnvSlot(connection, actors, trains, counts=trains))
+            actors += connection.num_actors
+        super().__init__(actors, evaluation, remote is not None)
         try:
-            learning = self.environments[:-1] if evaluation else self.environments
-            self.agent = _agent(agent, self.environments[0], sum(c.num_actors for c in learning))
+            learning = sum(slot.size for slot in self._slots if slot.trains)
+            self.agent = _agent(agent, self.environments[0], learning)
         except BaseException:
             close_all(self.environments)
             raise
-        first = 0
-        for i, connection in enumerate(self.environments):
-            trains = not (evaluation and i == len(self.environments) - 1)
-            self._seats.append(EnvSlot(connection, first, trains, counts=trains))
-            first += connection.num_actors
-        self._actors = first
-        self._shortcut: FastPath | None = None
+        self._fast_path: FastPath | None = None
         if environments is None and remote is None and not evaluation:
-            self._shortcut = FastPath(environment, max_episode_timesteps, first)
+            self._fast_path = FastPath(environment, max_episode_timesteps, actors)
         self._runs = 0
         self._running = False
         self._closed = False
-        self._ledger = RunStatistics(self, RunOptions.read(), first, evaluation)
-
-    # What was recorded
 
     @property
     def num_environments(self) -> int:
@@ -132,101 +114,6 @@ class Runner:
     def restarts(self) -> int:
         """How many environments were lost and replaced since the Runner was made."""
         return sum(connection.restarts for connection in self.environments)
-
-    @property
-    def driver(self) -> str:
-        """What drove this run, as far as its limits allowed: ``'device'``, ``'host'``, or
-        ``'interactive'`` (single steps).
-        """
-        return self._ledger.driver
-
-    @property
-    def timesteps(self) -> int:
-        """Timesteps of this run, without those of an evaluation environment."""
-        return self._ledger.timesteps
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that ended in this run, without those of an evaluation environment."""
-        return self._ledger.episodes
-
-    @property
-    def updates(self) -> int:
-        """Updates that the agent made in this run."""
-        return self._ledger.updates
-
-    @property
-    def best_evaluation_score(self) -> float:
-        """Best score of this run; minus infinity before the first."""
-        return self._ledger.best
-
-    @property
-    def episode_returns(self) -> list[float]:
-        """Return of each episode of this run, in the order in which they ended."""
-        return self._ledger.training.returns
-
-    @property
-    def episode_timesteps(self) -> list[int]:
-        """Length of each episode."""
-        return self._ledger.training.timesteps
-
-    @property
-    def episode_seconds(self) -> list[float]:
-        """How long each episode took."""
-        return self._ledger.training.seconds
-
-    @property
-    def episode_agent_seconds(self) -> list[float]:
-        """How long the agent computed while each episode ran, for whichever environment."""
-        return self._ledger.training.agent_seconds
-
-    @property
-    def episode_env_seconds(self) -> list[float]:
-        """How long the environment itself computed in each episode."""
-        return self._ledger.training.env_seconds
-
-    @property
-    def evaluation_returns(self) -> list[float]:
-        """Return of each evaluation episode.
-
-        Without an evaluation environment, the list `episode_returns`.
-        """
-        return self._ledger.evaluations.returns
-
-    @property
-    def evaluation_timesteps(self) -> list[int]:
-        """Length of each evaluation episode."""
-        return self._ledger.evaluations.timesteps
-
-    @property
-    def evaluation_seconds(self) -> list[float]:
-        """How long each evaluation episode took."""
-        return self._ledger.evaluations.seconds
-
-    @property
-    def evaluation_agent_seconds(self) -> list[float]:
-        """How long the agent computed while each evaluation episode ran."""
-        return self._ledger.evaluations.agent_seconds
-
-    @property
-    def evaluation_env_seconds(self) -> list[float]:
-        """How long the environment itself computed in each evaluation episode."""
-        return self._ledger.evaluations.env_seconds
-
-    @property
-    def episode_return(self) -> list[float]:
-        """Return so far of each actor's episode, by parallel index.
-
-        In a callback, that of the one that just ended.
-        """
-        return self._ledger.tally.returns
-
-    @property
-    def episode_timestep(self) -> list[int]:
-        """Timesteps so far of each actor's episode, by parallel index."""
-        return self._ledger.tally.timesteps
-
-    # Running
 
     @naming_misspelt
     def run(
@@ -291,58 +178,6 @@ class Runner:
                 no handler of its own: the run has ended as if a callback had ended it. The status is 143
                 (129).
         """
-        self._expect_idle()
-        limits = {"num_episodes": num_episodes, "num_timesteps": num_timesteps, "num_updates": num_updates}
-        limits = {name: whole(name, value, optional=True) for name, value in limits.items()}
-        num_episodes, num_timesteps, num_updates = limits.values()
-        manner = {
-            "batch_agent_calls": batch_agent_calls,
-            "sync_timesteps": sync_timesteps,
-            "sync_episodes": sync_episodes,
-        }
-        flags(**manner, use_tqdm=use_tqdm, evaluation=evaluation)
-        if not isinstance(num_sleep_secs, int | float) or not 0 <= num_sleep_secs < math.inf:
-            raise value_error("num_sleep_secs", "a number of at least 0", num_sleep_secs)
-        order = RunOptions.read(
-            callback=callback,
-            every_episodes=callback_episode_frequency,
-            every_timesteps=callback_timestep_frequency,
-            horizon=mean_horizon,
-            evaluation_callback=evaluation_callback,
-            directory=save_best_agent,
-            comm=self.is_environment_remote,
-        )
-        self._expect_end(limits, evaluation, bool(order.calls.callbacks))
-        plan = RunLimits(num_episodes, num_timesteps, num_updates, **manner, num_sleep_secs=num_sleep_secs)
-        self._ledger = RunStatistics(self, order, self._actors, self.evaluation)
-        for seat in self._seats:
-            seat.drain()
-            seat.trains = seat.counts and not evaluation
-        if not evaluation:
-            with self.agent.hold():  # updates that an earlier run left to make count in this one
-                self.agent.reset()
-        if use_tqdm:
-            counted, total = next(
-                (pair for pair in limits.items() if pair[1] is not None), ("num_episodes", None)
-            )
-            self._ledger.bar = Bar(counted.removeprefix("num_"), total)
-        self._runs += 1
-        seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
-        self._running = True
-        with signals.terminable(self._ledger.end):
-            try:
-                shortcut = self._shortcut
-                if shortcut is not None and not (order.tells or evaluation):
-                    shortcut.run(self.agent, plan, self._ledger, seed)
-                Interaction(self.agent, self._seats, plan, self._ledger, seed).run()
-            finally:
-                self._running = False
-                if self._ledger.bar is not None:
-                    self._ledger.show(episode=True)
-                    self._ledger.bar.close()
-
-    def _expect_idle(self) -> None:
-        """Refuse to run when closed, or inside a run."""
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
         if self._running:
@@ -351,27 +186,64 @@ class Runner:
                 "with the same agent: "
                 "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
             )
+        options = RunOptions.read(
+            num_episodes=num_episodes,
+            num_timesteps=num_timesteps,
+            num_updates=num_updates,
+            batch_agent_calls=batch_agent_calls,
+            sync_timesteps=sync_timesteps,
+            sync_episodes=sync_episodes,
+            num_sleep_secs=num_sleep_secs,
+            callback=callback,
+            callback_episode_frequency=callback_episode_frequency,
+            callback_timestep_frequency=callback_timestep_frequency,
+            use_tqdm=use_tqdm,
+            mean_horizon=mean_horizon,
+            evaluation=evaluation,
+            save_best_agent=save_best_agent,
+            evaluation_callback=evaluation_callback,
+        )
+        self._expect_end(options)
+        self._begin_run(options.mean_horizon)
+        for slot in self._slots:
+            slot.drain()
+            slot.trains = slot.counts and not options.evaluation
+        if not options.evaluation:
+            with self.agent.hold():  # updates that an earlier run left to make count in this one
+                self.agent.reset()
+        self._runs += 1
+        seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
+        with signals.terminable(self._end):
+            try:
+                self._running = True
+                self.bar = Bar(*options.counted) if options.use_tqdm else None
+                if self._fast_path is not None:
+                    self._fast_path.run(self.agent, options, self, seed)
+                Interaction(self.agent, self._slots, options, self, seed).run()
+            finally:
+                self._running = False
+                if self.bar is not None:
+                    show(self, episode=True)
+                    self.bar.close()
 
-    def _expect_end(self, limits: Mapping[str, int | None], evaluation: bool, called: bool) -> None:
-        """Refuse a run that would not end, and an evaluation with limits or environments that it cannot have.
+    def _end(self) -> None:
+        self.ending = True
 
-        Args:
-            limits: by argument of `run`.
-            evaluation: whether it only evaluates.
-            called: whether there are callbacks, which may end it.
+    def _expect_end(self, options: RunOptions) -> None:
+        """Refuse a run that would not end, and an evaluation with limits or environments that it cannot
+        have.
         """
-        if set(limits.values()) == {None} and not called:
+        num_updates = options.num_updates
+        limited = options.callback or (options.num_episodes, options.num_timesteps) != (None, None)
+        if not limited and num_updates is None:
             raise UsageError(
                 "Give num_episodes, num_timesteps or num_updates, or a callback that ends the run by "
                 "returning False."
             )
-        num_updates = limits["num_updates"]
-        if evaluation and (self.num_environments > 1 or num_updates is not None):
+        if options.evaluation and (self.num_environments > 1 or num_updates is not None):
             what = "several environments" if num_updates is None else "num_updates, but nothing is learnt"
             raise UsageError(f"run(evaluation=True) is for a single environment. Received: {what}.")
-        limited = called or any(limits[name] is not None for name in ("num_episodes", "num_timesteps"))
-        learns = self.agent.definition.learns and self.agent.learner.algorithm.models
-        if not limited and not learns:
+        if not limited and not (self.agent.definition.learns and self.agent.learner.algorithm.models):
             raise UsageError(
                 f"num_updates is no limit for the agent {self.agent.definition.name!r}, which never updates. "
                 "Give num_episodes or num_timesteps."
@@ -390,8 +262,8 @@ class Runner:
             stack.callback(close_all, self.environments)
             if not self.is_agent_external:
                 stack.callback(self.agent.close)
-            if self._shortcut is not None:
-                stack.callback(self._shortcut.close)
+            if self._fast_path is not None:
+                stack.callback(self._fast_path.close)
 
     def __enter__(self) -> Runner:
         return self
@@ -400,93 +272,49 @@ class Runner:
         self.close()
 
 
-class _ConnectionSpecs:
-    """What an agent asks an environment for, answered by a connection."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def states(self) -> Any:
-        return self._connection.spaces.declaration()
-
-    def actions(self) -> Any:
-        return self._connection.spaces.actions.to_spec()
-
-    def max_episode_timesteps(self) -> int | None:
-        return self._connection.max_episode_timesteps
-
-
-def read(agent: Any) -> Any:
-    """Return an `Agent` as it is, and a specification with its files read, since environments may change the
-    working directory.
-
-    Raises:
-        SpecError: a file cannot be read, or the agent or one of its options is not known.
-    """
-    if agent is None or isinstance(agent, Agent):
-        return agent
-    loaded = isinstance(agent, Mapping) and "directory" in agent
-    given = dict(agent) if loaded else specified(agent)
-    if not loaded or given.get("agent") is not None:
-        given["agent"] = parse_agent(given["agent"])
-    if loaded and isinstance(given["directory"], str | Path) and Path(given["directory"]).is_dir():
-        given["directory"] = str(working_directory() / given["directory"])
-    return given | {name: _placed(given[name]) for name in WRITERS if name in given}
-
-
-def _placed(writer: Any) -> Any:
-    """Return a writer's folder, or its options, with the folder as an absolute path."""
-    if isinstance(writer, str | Path):
-        return str(working_directory() / writer)
-    if isinstance(writer, Mapping) and isinstance(writer.get("directory"), str | Path):
-        return {**writer, "directory": _placed(writer["directory"])}
-    return writer
-
-
 def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
     """Make, load or check the agent of so many actors."""
+    spaces = connection.spaces
     if isinstance(agent, Agent):
-        made = agent
-        if (made.spaces.states, made.spaces.actions) != (connection.spaces.states, connection.spaces.actions):
-            raise SpaceError(
-                f"The agent does not fit the environment {connection.name!r}. "
-                f"Agent: {made.spaces.to_spec()}. Environment: {connection.spaces.to_spec()}."
-            )
+        result = agent
     elif isinstance(agent, Mapping) and "directory" in agent:
-        given = {"environment": _ConnectionSpecs(connection), **agent}
-        made = Agent.load(**given)
-        if made.parallel_interactions < actors and "parallel_interactions" not in agent:
-            made.close()
-            made = Agent.load(**given, parallel_interactions=actors)
+        result = Agent.load(**agent)
+        if result.parallel_interactions < actors and "parallel_interactions" not in agent:
+            result.close()
+            result = Agent.load(**agent, parallel_interactions=actors)
     else:
-        made = _created(agent, connection, actors)
-    own, limit = made.max_episode_timesteps, connection.max_episode_timesteps
-    if made.parallel_interactions < actors:
-        fault = (
-            f"The agent has parallel_interactions={made.parallel_interactions}, and {actors} are needed: "
-            "one for each "
-            f"environment that it learns from. Make it with parallel_interactions={actors}."
+        arguments = specified(agent)
+        for name in ("environment", "states", "actions"):
+            if name in arguments:
+                raise SpecError(
+                    f"The agent takes {name} from the Runner's environment. Leave it out of the agent."
+                )
+        defaults = {
+            "parallel_interactions": actors,
+            "max_episode_timesteps": connection.max_episode_timesteps,
+        }
+        result = Agent.create(
+            **{**defaults, **arguments}, states=spaces.declaration(), actions=spaces.actions.to_spec()
         )
-    elif own is not None and (limit is None or limit > own):
-        fault = (
-            f"The agent's max_episode_timesteps={own} is below the environment's ({limit}). "
-            f"Give the Runner max_episode_timesteps={own}, or the agent a larger one."
+    error: Exception | None = None
+    longest, limit = result.max_episode_timesteps, connection.max_episode_timesteps
+    if (result.spaces.states, result.spaces.actions) != (spaces.states, spaces.actions):
+        error = SpaceError(
+            f"The agent does not fit the environment {connection.name!r}. "
+            f"Agent: {result.spaces.to_spec()}. Environment: {spaces.to_spec()}."
         )
-    else:
-        return made
-    if made is not agent:
-        made.close()
-    raise UsageError(fault)
-
-
-def _created(agent: Any, connection: Connection, actors: int) -> Agent:
-    """Make an agent from a specification, which may hold any argument of `Agent.create`."""
-    given = specified(agent)
-    for name in ("environment", "states", "actions"):
-        if name in given:
-            raise SpecError(
-                f"The agent takes {name} from the Runner's environment. Leave it out of the agent."
-            )
-    return Agent.create(
-        **{"parallel_interactions": actors, **given, "environment": _ConnectionSpecs(connection)}
-    )
+    elif result.parallel_interactions < actors:
+        error = UsageError(
+            f"The agent has parallel_interactions={result.parallel_interactions}, and {actors} are needed: "
+            f"one for each environment that it learns from. Make it with parallel_interactions={actors}."
+        )
+    elif longest is not None and (limit is None or limit > longest):
+        error = UsageError(
+            f"The agent's max_episode_timesteps={longest} is below the environment's ({limit}). "
+            f"Give the Runner max_episode_timesteps={longest}, or the agent a larger one."
+        )
+    if error is None:
+        return result
+    if result is not agent:
+        result.close()
+    raise error

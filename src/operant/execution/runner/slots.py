@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,23 +87,22 @@ class EnvSlot:
                 self.running = [0] if self.single else [int(i) for i in answer.parallel]
                 self.states = answer.states
             return []
-        return self._feedback_of_one(answer) if self.single else self._feedback(answer)
+        if self.single:
+            terminal = int(answer.terminal)
+            self.running, self.states = [] if terminal else [0], answer.states
+            return [StepResult(0, float(answer.reward), terminal, answer.states, bool(answer.lost))]
+        return self._results(answer)
 
-    def _feedback_of_one(self, answer: Answer) -> list[StepResult]:
-        terminal = int(answer.terminal)
-        self.running, self.states = [] if terminal else [0], answer.states
-        return [StepResult(0, float(answer.reward), terminal, answer.states, bool(answer.lost))]
-
-    def _feedback(self, answer: Answer) -> list[StepResult]:
+    def _results(self, answer: Answer) -> list[StepResult]:
         before = self.running
         terminals = np.broadcast_to(answer.terminal, len(before)).tolist()
         rewards = np.broadcast_to(answer.reward, len(before)).tolist()
         after = [] if answer.parallel is None else [int(i) for i in answer.parallel]
-        told, known = list(after), rows(answer.states)
-        told += [actor for actor, over in zip(before, terminals, strict=True) if over and actor not in after]
-        if known != len(told):  # the last states of episodes that ended are missing
-            told = after
-        place = {actor: i for i, actor in enumerate(told)}
+        owners, known = list(after), rows(answer.states)  # whose the states are
+        owners += [a for a, over in zip(before, terminals, strict=True) if over and a not in after]
+        if known != len(owners):  # the last states of episodes that ended are missing
+            owners = after
+        place = {actor: i for i, actor in enumerate(owners)}
         self.running, self.states = after, answer.states
         if after and known > len(after):
             self.states = take(answer.states, list(range(len(after))))
@@ -121,36 +119,14 @@ class EnvSlot:
             if actor in acting
         ]
 
+    def state(self, actor: int) -> Any:
+        """Return the state of one of the actors that are running."""
+        return self.states if self.single else take(self.states, self.running.index(actor))
+
     def drain(self) -> None:
         """Discard the answers that an interrupted run was still waiting for."""
         self.connection.forget()
         self.request, self.running, self.acting = "", [], []
-
-
-class SlotStatistics:
-    """The running episode of each actor, and the clock of the agent."""
-
-    def __init__(self, actors: int) -> None:
-        self.returns = [0.0] * actors
-        self.timesteps = [0] * actors
-        self.starts = [0.0] * actors
-        self.agent_starts = [0.0] * actors
-        self.agent_clock = 0.0
-        """Seconds that the agent has spent computing."""
-
-    def begin(self, actor: int) -> None:
-        """Start an episode."""
-        self.returns[actor], self.timesteps[actor] = 0.0, 0
-        self.starts[actor], self.agent_starts[actor] = time.perf_counter(), self.agent_clock
-
-    def elapsed(self, actor: int) -> tuple[float, float]:
-        """Return how long the episode has taken, and how much of that the agent computed."""
-        return time.perf_counter() - self.starts[actor], self.agent_clock - self.agent_starts[actor]
-
-    def add(self, actor: int, reward: float) -> None:
-        """Add a timestep."""
-        self.returns[actor] += reward
-        self.timesteps[actor] += 1
 
 
 def join(values: Sequence[Any]) -> Any:

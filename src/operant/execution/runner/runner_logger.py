@@ -39,7 +39,7 @@ class RunnerLogger:
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
         place, _, folder = (summaries or "").partition(",")
-        self._sink = None if summaries is None else LoggerGroup([TensorBoard(Path(place) / folder)])
+        self._logger = None if summaries is None else LoggerGroup([TensorBoard(Path(place) / folder)])
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 
@@ -49,7 +49,7 @@ class RunnerLogger:
         if self._directory and now - self._saved >= SAVE_SECONDS:
             with durable.outliving(f"The agent is not saved in {self._directory!r}"):
                 self._save(runner)
-        if self._sink is not None and now - self._recorded >= RECORD_SECONDS:
+        if self._logger is not None and now - self._recorded >= RECORD_SECONDS:
             self._record(runner)
         return True
 
@@ -59,16 +59,16 @@ class RunnerLogger:
             if self._directory:
                 self._save(runner)
         finally:
-            if self._sink is not None:
+            if self._logger is not None:
                 self._record(runner)
-                self._sink.close()
+                self._logger.close()
 
     def _save(self, runner: Runner) -> None:
         self._saved = time.monotonic()
         runner.agent.save(self._directory, filename=self._name)
 
     def _record(self, runner: Runner) -> None:
-        assert self._sink is not None
+        assert self._logger is not None
         self._recorded = time.monotonic()
         values = {"episode/count": float(runner.episodes), "update/count": float(runner.updates)}
         if returns := runner.episode_returns[-self._horizon :]:
@@ -81,7 +81,7 @@ class RunnerLogger:
             values["evaluation/length_mean"] = statistics.fmean(runner.evaluation_timesteps[-self._horizon :])
         if runner.agent.engine is not None:
             values |= runner.agent.engine.metrics("run")
-        self._sink.record(Record(runner.timesteps, self._recorded - self._began, values))
+        self._logger.record(Record(runner.timesteps, self._recorded - self._began, values))
 
 
 def _expect_place(directory: str, name: str) -> None:
@@ -90,11 +90,11 @@ def _expect_place(directory: str, name: str) -> None:
 
     if not directory:
         return
-    given = f"{shown(directory)},{name}"
+    received = f"{shown(directory)},{name}"
     if not checkpoint.named_well(name):
-        raise value_error("checkpoints", f"a folder and a name that is {checkpoint.NAMED}", given)
+        raise value_error("checkpoints", f"a folder and a name that is {checkpoint.NAMED}", received)
     if not checkpoint.replaceable(Path(directory) / name):
         remedy = "Something else is there, which would be lost. Give another name."
         raise value_error(
-            "checkpoints", "a folder and the name of a new agent or of a saved one", given, remedy
+            "checkpoints", "a folder and the name of a new agent or of a saved one", received, remedy
         )

@@ -12,17 +12,18 @@ import inspect
 import math
 import secrets
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import jax
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import AgentSpec, parse_agent, words
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import act_independently
-from operant.agents.table import AGENTS, DEFAULT, config_class
+from operant.agents.table import AGENTS, config_class
 from operant.errors import (
+    METHODS,
     CheckpointError,
     MismatchError,
     SpecError,
@@ -54,7 +55,6 @@ from operant.execution.saving import checkpoint_in
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
 from operant.spec.run import RunConfig, located
-from operant.spec.spaces import Codec
 from operant.tracking import LoggerGroup
 from operant.tracking.history import check_place
 from operant.tracking.record import Record
@@ -71,19 +71,12 @@ from operant.tuning.trial import report_steps
 
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
-ELSEWHERE = {
-    "learn": "fit(max_steps=...)",
-    "train": "fit(max_steps=...)",
-    "predict": "act(observation)",
-    "evaluate": "play(episodes=...)",
-}
-"""Methods of other libraries, and what to call here in their place."""
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
 
-class _OfObjects:
-    """A method of objects. Called on the class, as in other libraries, it says what to do instead."""
+class _ObjectMethod:
+    """A method that, called on the class as in other libraries, says what to do instead."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
@@ -93,9 +86,7 @@ class _OfObjects:
             return self.method.__get__(instance, owner)
 
         @functools.wraps(self.method)
-        def refuse(*given: Any, **named: Any) -> Any:
-            if given and isinstance(given[0], owner):
-                return self.method(*given, **named)
+        def refuse(*_: Any, **__: Any) -> Any:
             name = owner.__name__
             raise UsageError(
                 f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, "
@@ -151,23 +142,23 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        # Relative paths start here, even if the working directory is another one by the time `fit` is called.
-        self._base = working_directory()
+        self._base = working_directory()  # where relative paths start, also of later calls
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
         self._envs = envs
-        given = named(self.agent, parts, settings)
-        run, own = split(self.agent, given)
-        self.models = {name: own[name] for name in MODELS if name in own}
+        config, count = config_class(self.agent), _count(envs, n_envs)
+        arguments, hyperparameters = split(self.agent, named(self.agent, parts, settings), count)
+        self.models = {name: hyperparameters[name] for name in MODELS if name in hyperparameters}
         refuse_shared_weights(self.models)
-        config = config_class(self.agent)
-        own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
-        own = {**optimizer_options(config, self.models, own), **own}
-        seed = run.pop("seed", None)
+        hyperparameters |= buffer_options(
+            config, hyperparameters.pop("buffers", None), count, hyperparameters
+        )
+        hyperparameters |= optimizer_options(config, self.models, hyperparameters)
+        seed = arguments.pop("seed", None)
         self.run = RunConfig.from_dict(
             {
-                **run,
+                **arguments,
                 "env": envs if isinstance(envs, str) else type(envs).__name__,
                 "n_envs": 1 if n_envs is None else n_envs,
                 "weights": () if weights is None else weights,
@@ -179,14 +170,11 @@ class Trainer:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
             check_place(self.run.history_checkpoint, "history_checkpoint")
-        # Before an environment is made, which may change the working directory: files of networks are found
-        # now.
-        definition = fitting(parse_agent(self.agent, **own), self.run.weights)
+        definition = fitting(parse_agent(self.agent, **hyperparameters), self.run.weights)
         environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
         try:
-            self._tell_form(definition, own)
             opaque = isinstance(vars(definition.config).get("optimizer"), CustomOptimizer)
             if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
@@ -204,7 +192,7 @@ class Trainer:
             raise
         self._progress = Progress(self.run)
         self._begun, self._fits, self._plays = False, 0, 0
-        self._acted: Any = None
+        self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
         self._wrote = False
@@ -215,28 +203,6 @@ class Trainer:
     def elapsed(self) -> float:
         """Seconds of training so far."""
         return self._progress.elapsed
-
-    def _tell_form(self, definition: AgentSpec, own: Mapping[str, Any]) -> None:
-        """Warn if an option turns the algorithm into another agent's form of it."""
-        config = config_class(self.agent)
-        if definition.name == self.agent or self.agent == DEFAULT:
-            return
-        theirs = sorted(own.keys() - words(config))
-        warnings.warn(
-            f"{type(self).__name__} trains the {DEFAULT} agent's form of {self.agent}, to which "
-            f"{', '.join(theirs)} belong(s). "
-            f"For the algorithm itself leave out what help(operant.{type(self).__name__}) does not list.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-    def _count(self, n_envs: int | None) -> int | None:
-        """Return how many environments were given; None if only a vector knows."""
-        if isinstance(self._envs, list | tuple):
-            return len(self._envs)
-        if not isinstance(self._envs, str):
-            return None
-        return 1 if n_envs is None else n_envs
 
     @naming_misspelt
     def fit(
@@ -270,10 +236,10 @@ class Trainer:
             SystemExit: the process was asked to terminate.
         """
         if unnamed:
-            shown = unnamed[0]
+            first = unnamed[0]
             raise UsageError(
-                f"fit takes its arguments by name: fit(max_steps={shown!r}) for steps, "
-                f"fit(target_reward={shown!r}) for a mean reward. "
+                f"fit takes its arguments by name: fit(max_steps={first!r}) for steps, "
+                f"fit(target_reward={first!r}) for a mean reward. "
                 f"Received: {', '.join(map(repr, unnamed))}."
             )
         if target_reward is None and max_steps is None:
@@ -303,25 +269,20 @@ class Trainer:
                 stack.enter_context(held(directory))
                 if not self._fits and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(here, self.agent)
-                self._describe(directory, run)
+                self._fits += 1
+                describe(
+                    directory,
+                    self.session.specification["agent"],
+                    run,
+                    self.session.environments,
+                    None,
+                    base=self._base,
+                    given=not is_id(self._envs),
+                    fits=self._fits,
+                    loaded=self._loaded,
+                    origin=self._progress.origin if self._loaded is None else None,
+                )
             return self._train(training, directory, run)
-
-    def _describe(self, directory: Path, run: RunConfig) -> None:
-        """Write into the folder of the run what is trained."""
-        self._fits += 1
-        session, given = self.session, not is_id(self._envs)
-        describe(
-            directory,
-            session.specification["agent"],
-            run,
-            session.environments,
-            None,
-            base=self._base,
-            given=given,
-            fits=self._fits,
-            loaded=self._loaded,
-            origin=self._progress.origin if self._loaded is None else None,
-        )
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
         """Train, and write what the run's options, as they were given, say."""
@@ -330,12 +291,12 @@ class Trainer:
             for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)
             with evaluating([training], self.session.learner, self._evaluating):
-                outcome = training.loop() if self.trial is None else self._reported(training)
+                outcome = training.loop() if self.trial is None else self._train_trial(training)
                 training.keep_unjudged()
             training.sinks.message(outcome.message)
         finally:
             training.sinks.close()
-            self._put_back()
+            self._assign_models()
         return outcome
 
     def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
@@ -358,22 +319,24 @@ class Trainer:
             SpaceError: the observation or the internals do not fit.
             UsageError: internals are missing.
         """
-        spaces, codec, driver = self.session.environments.spaces, self._codec, self.session.driver
-        given, batched = observation, False
+        environments, driver = self.session.environments, self.session.driver
+        spaces, vector = environments.spaces, environments.vector
+        codec = None if vector is None else vector.codec
+        batched = False
         if codec is not None:
-            given, batched = encoded(codec, observation, spaces.unflatten, self.run.env)
-        chosen, after = act_independently(
+            observation, batched = encoded(codec, observation, spaces.unflatten, self.run.env)
+        actions, after = act_independently(
             self.session.learner,
-            self._act_now,
+            self._act,
             driver.learnt.key,
             self._progress.draws,
-            spaces.observe(given),
+            spaces.observe(observation),
             internals,
             explore=not deterministic,
         )
         self._progress.draws += not deterministic
-        chosen = spaces.actions.clip(chosen)
-        action = spaces.actions.unflatten(chosen) if codec is None else codec.decode(chosen, batched)
+        actions = spaces.actions.clip(actions)
+        action = spaces.actions.unflatten(actions) if codec is None else codec.decode(actions, batched)
         return action if internals is None else (action, after)
 
     def initial_internals(self, batch: int | None = None) -> Any:
@@ -385,23 +348,18 @@ class Trainer:
         """
         return self.session.learner.start_carry(batch)
 
-    @property
-    def _codec(self) -> Codec | None:
-        made = self.session.environments.vector
-        return None if made is None else made.codec
-
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The functions that extract acting's parameters from the training state, and that act with them."""
         learner = self.session.learner
         return jax.jit(learner.acting), jax.jit(learner.act, static_argnames="explore")
 
-    def _act_now(self, *arguments: Any, explore: bool) -> Any:
-        make, act = self._compiled
+    def _act(self, *arguments: Any, explore: bool) -> Any:
+        acting, act = self._compiled
         learnt = self.session.driver.learnt  # to hold on to a memory would keep it when `load` brings another
-        if self._acted is None or any(a is not b for a, b in zip(self._acted[0], learnt, strict=True)):
-            self._acted = learnt, make(learnt)
-        return act(self._acted[1], *arguments, explore=explore)
+        if self._acting is None or any(a is not b for a, b in zip(self._acting[0], learnt, strict=True)):
+            self._acting = learnt, acting(learnt)
+        return act(self._acting[1], *arguments, explore=explore)
 
     @naming_misspelt
     def play(
@@ -439,10 +397,10 @@ class Trainer:
             SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
             SpaceError: it has other states or actions than those that train.
         """
+        shared = ("env", "env_kwargs", "seed", "preprocess", "max_frame", "max_episode_timesteps")
         config = PlayConfig.from_dict(
             {
-                "env": self.run.env,
-                "env_kwargs": self.run.env_kwargs,
+                **{name: getattr(self.run, name) for name in shared},
                 "video_dir": video_dir,
                 "render": render,
                 "frame_dir": frame_dir,
@@ -451,22 +409,16 @@ class Trainer:
                 "action_idx": action_idx,
                 "frame_frequency": frame_frequency,
                 "episodes": episodes,
-                "seed": self.run.seed,
-                "preprocess": self.run.preprocess,
-                "max_frame": self.run.max_frame,
-                "max_episode_timesteps": self.run.max_episode_timesteps,
             }
         ).located()
-        spaces = self.session.environments.spaces
-        made = play_env(config, self._envs, env, spaces, self.run.episodic_life)
-        leave = env is not None and not makes(env)
+        vector = play_env(config, self._envs, env, self.session.environments.spaces, self.run.episodic_life)
         played = run_episodes(
             self.session.learner,
             self.session.driver.learnt,
-            made,
+            vector,
             config,
             self._plays,
-            leave_open=leave,
+            leave_open=env is not None and not makes(env),
         )
         self._plays += 1
         if not self.run.quiet:
@@ -492,10 +444,10 @@ class Trainer:
             UsageError: there were other arguments.
         """
         if others:
-            given = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            received = ", ".join(f"{name}={value!r}" for name, value in others.items())
             raise UsageError(
                 f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. "
-                f"Received: {given}. For weights or "
+                f"Received: {received}. For weights or "
                 "a policy in another format: save(directory), then "
                 "Agent.load(directory=...).save(directory=..., format=...)."
             )
@@ -522,8 +474,8 @@ class Trainer:
         try:
             training.restore(found)
         except MismatchError as error:
-            told = f"\n{differing} Give what it was trained with." if differing else ""
-            raise MismatchError(f"{error}{told}") from None
+            remedy = f"\n{differing} Give what it was trained with." if differing else ""
+            raise MismatchError(f"{error}{remedy}") from None
         if differing:
             warnings.warn(
                 f"{differing} Numbers used in updates, such as lr, are the checkpoint's.",
@@ -531,10 +483,10 @@ class Trainer:
                 stacklevel=2,
             )
         self._begun, self._wrote, self._loaded = True, False, str(place)
-        self._put_back()
+        self._assign_models()
 
     if not TYPE_CHECKING:  # to a type checker it is a method like others
-        load = _OfObjects(load)
+        load = _ObjectMethod(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
         """Say in a sentence with which other options, or in which other spaces, a checkpoint was made.
@@ -544,29 +496,28 @@ class Trainer:
         Raises:
             CheckpointError: it was made by another agent, or with another number of environments.
         """
-        saved, own = (
-            found.header.get("specification") or {},
-            plain(self.session.specification),
-        )
-        agents = saved.get("agent") or {}, own["agent"]
-        told = {
-            "type": [agent.get("type") for agent in agents],
-            "n_envs": [each.get("parallel_interactions") for each in (saved, own)],
-        }
-        for name, (there, here) in told.items():
+        saved, current = found.header.get("specification") or {}, plain(self.session.specification)
+        agents = saved.get("agent") or {}, current["agent"]
+        for name, there, here in (
+            ("type", *(agent.get("type") for agent in agents)),
+            ("n_envs", *(each.get("parallel_interactions") for each in (saved, current))),
+        ):
             if there != here:
                 raise CheckpointError(
                     f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is "
                     f"{there}, not {here}."
                 )
-        there, here = (
-            {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, own)
+        was, now = (
+            {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, current)
         )
-        differing = [name for name in here if name in there and there[name] != here[name]]
-        shown = ", ".join(f"{name} {there[name]!r} there, {here[name]!r} here" for name in differing)
-        return f"The checkpoint {str(found.path)!r} was made with: {shown}." if differing else ""
+        shown = ", ".join(
+            f"{name} {was[name]!r} there, {now[name]!r} here"
+            for name in now
+            if name in was and was[name] != now[name]
+        )
+        return f"The checkpoint {str(found.path)!r} was made with: {shown}." if shown else ""
 
-    def _reported(self, training: TrainingLoop) -> Outcome:
+    def _train_trial(self, training: TrainingLoop) -> Outcome:
         """Train from report to report: at steps that are the same in every trial, so that a pruner
         compares like with like.
         """
@@ -592,20 +543,20 @@ class Trainer:
         assert outcome is not None  # there is always one step at least, the last
         return outcome
 
-    def _put_back(self) -> None:
+    def _assign_models(self) -> None:
         """Write the trained variables into the Keras models that the user gave."""
         algorithm = self.session.learner.algorithm
         weights = algorithm.weights(self.session.driver.learnt.state)
-        for option, given in self.models.items():
+        for option, model in self.models.items():
             name = next(name for name in weights if name.startswith(MODELS[option]))
-            if hasattr(given, "stateless_call"):
+            if hasattr(model, "stateless_call"):
                 algorithm.models[name].assign(weights[name])
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
             """Say what to call here in place of a method of another library."""
-            remedy = f" Use {ELSEWHERE[name]}." if name in ELSEWHERE else ""
+            remedy = f" Use {METHODS[name]}." if name in METHODS else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
 
     @property
@@ -651,6 +602,15 @@ class Trainer:
         self.close()
 
 
+def _count(envs: Any, n_envs: int | None) -> int | None:
+    """Return how many environments were given; None if only they know."""
+    if isinstance(envs, list | tuple):
+        return len(envs)
+    if isinstance(envs, str):
+        return 1 if n_envs is None else n_envs
+    return getattr(envs, "num_envs", None)
+
+
 @functools.cache
 def trainer(name: str) -> type[Trainer]:
     """Return the class of an algorithm by the name of its class in the table: `PPO`.
@@ -663,8 +623,8 @@ def trainer(name: str) -> type[Trainer]:
     agent = CLASSES[name]
     config, lines = config_class(agent), []
     for option, meta in options(config).items():
-        usual = default(config, option)
-        shown = "" if usual is None else f" (default: {usual!r})"  # what None means, the help says
+        value = default(config, option)
+        shown = "" if value is None else f" (default: {value!r})"  # what None means, the help says
         lines.append(f"    {option}: {' '.join(meta.help.split())}{shown}")
     hyperparameters = "\n".join(lines)
     doc = f"{AGENTS[agent].help}.\n\n{inspect.getdoc(Trainer)}\n\nHyperparameters:\n{hyperparameters}\n"
