@@ -216,7 +216,7 @@ def test_the_command_line(tmp_path, capsys):
     said = capsys.readouterr().out
     assert (
         "2 seeds at once" in said
-        and "Mean reward over 2 seeds" in said
+        and "Mean return over 2 seeds" in said
         and "Seed 4: Maximum steps exceeded" in said
     )
     record = json.loads((tmp_path / "r" / "seed-4" / "run.json").read_text())

@@ -383,6 +383,7 @@ def test_what_may_change_when_a_run_is_resumed(agent, given, refused, tmp_path):
     saved = {
         "agent": parse_agent(agent, **options).to_dict(),
         "run": RunConfig.from_dict({"env": env, "max_steps": 9}).to_dict(),
+        "given": False,
     }
     (tmp_path / "run.json").write_text(json.dumps(saved))
     if refused is None:
@@ -456,7 +457,7 @@ def test_a_part_of_the_history_that_is_cut_off_is_named_with_what_to_do(short, t
     part.rename(tmp_path / "moved.parquet")
     assert main(words) == 0
     games = checkpoint.read_header(checkpoint.latest(short / "checkpoints"))["training"]["score"]["episodes"]
-    told = f"The run's history is not there, and begins anew: its {games} games so far are in no row"
+    told = f"The run's history is not there, and begins anew: its {games} episodes so far are in no row"
     assert told in capsys.readouterr().out
     assert read_history(run / "history.parquet")["step"].min() > 400
     assert main([*words[:-1], "1200"]) == 0

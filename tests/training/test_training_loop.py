@@ -24,6 +24,7 @@ class Pretended:
     returns."""
 
     unreported = ()
+    agree = None
     deadline = math.inf
     block_steps = BLOCK_STEPS
 

@@ -251,30 +251,13 @@ class RunConfig(Config):
                     )
 
 
-def located(run: RunConfig, base: Path | None = None) -> RunConfig:
-    """Return options whose paths remain valid when an environment, or the program, changes the working
-    directory.
-
-    Args:
-        run: the options as given, which a run's file keeps and messages show.
-        base: the folder that their paths are relative to; None: the working directory.
-    """
-    base = working_directory() if base is None else base
+def located(run: RunConfig) -> RunConfig:
+    """Return options whose paths are absolute, as of the working directory now."""
+    base = working_directory()
     several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
-
-
-def with_effect(run: Mapping[str, Any], preprocessed: bool) -> dict[str, Any]:
-    """Return the options of a stored run without those that had no effect, which earlier versions
-    accepted.
-    """
-    idle = {
-        *(MONITORING if run.get("divergence_monitoring_steps") is None else ()),
-        *(() if preprocessed else GAMES),
-    }
-    return {name: value for name, value in run.items() if name not in idle}
 
 
 class RunnerConfig(Config):

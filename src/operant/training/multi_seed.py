@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvironmentError, UsageError, working_directory
+from operant.errors import EnvironmentError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import Console, LoggerGroup, interval
@@ -67,7 +67,7 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
         OperantError: the plan cannot be carried out.
         SystemExit: the process was asked to terminate while the runs followed one another.
     """
-    run = plan.run.replace(env=catalog.full_id(plan.run.env))
+    run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
     plan = plan._replace(run=run)
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
@@ -79,7 +79,7 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
     definition = fitting(parse_agent(plan.agent, **plan.options), run.weights)
     if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
-        # Files are looked for once: the first seed's environments may change the working directory.
+        # Files are read once, for all seeds.
         plan = plan._replace(agent=definition, options={})
     with claimed(run, definition.name) as directory:
         return _replicate(plan, first, n_seeds, directory, command)
@@ -91,15 +91,14 @@ def _replicate(
     """Train with the seeds from `first` on, in folders within `directory`."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    base = working_directory()  # the first one's environments may change the working directory
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
-        results = _together(plan, runs, base, command)
+        results = _together(plan, runs, command)
     else:
         results = []
-        for own in runs:
+        for each in runs:
             with signals.terminating():  # Ctrl-C ends one seed, the request to terminate all
-                results.append(train(plan._replace(run=own), command, base))
+                results.append(train(plan._replace(run=each), command))
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
@@ -122,15 +121,12 @@ def _farewell(
         lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
-        lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {directory}"])
+        lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
+    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
 
 
-def _together(
-    plan: ExperimentConfig, given: Sequence[RunConfig], base: Path, command: str | None
-) -> list[TrainingResult]:
-    """Train all at once, on a JAX-native environment; paths are relative to `base`."""
-    runs = [located(run, base) for run in given]
+def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
+    """Train all at once, on a JAX-native environment."""
     definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
@@ -138,17 +134,17 @@ def _together(
     import jax
     import jax.numpy as jnp
 
-    from operant.training.drivers.seeds import MultiSeedRunner, SeedDriver
+    from operant.training.drivers.seeds import MultiSeedRunner
 
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
     population = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
     if not population.mapped:
         threads = threads_together(definition, environments, runs[0], len(runs))
-        given = [run.replace(threads=threads) for run in given]
+        runs = [run.replace(threads=threads) for run in runs]
     trainings: list[TrainingLoop] = []
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
-            session = ExperimentSetup(definition, environments, run, learner, SeedDriver(population, i))
+            session = ExperimentSetup(definition, environments, run, learner, population.drivers[i])
             directory = Path(run.run_dir or "")
             training = session.training(run, LoggerGroup(), directory / "checkpoints")
             if run.weights:
@@ -158,28 +154,26 @@ def _together(
             describe(
                 directory,
                 definition.to_dict(),
-                given[i],
+                run,
                 environments,
                 command,
-                base=base,
                 together=len(runs) if population.mapped else None,
             )
-            training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
+            training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
             stack.callback(sinks.close)
             trainings.append(training)
         display = LoggerGroup([_display(runs[0], len(runs))])
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} "
-            f"environment{'s' if runs[0].n_envs > 1 else ''} each, "
-            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs "
-            f"{Path(given[0].run_dir or '').parent}"
+            f"environment{'s' if runs[0].n_envs > 1 else ''} each, {environments.how}; seeds {runs[0].seed} "
+            f"to {runs[-1].seed}; runs {shown(Path(runs[0].run_dir or '').parent)}"
         )
         for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
         with evaluating(trainings, learner):
             outcomes = _loop(population, trainings, display)
     return [
-        TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)
+        TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.agents.table import resolve
-from operant.errors import SpecError, UsageError, shown, working_directory
+from operant.errors import SpecError, UsageError, shown
 from operant.spec import Config, option
 from operant.tracking.runs import read_run
 
@@ -125,21 +125,20 @@ def replay(
                 f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={given!r}. "
                 "Leave it out."
             )
-    base = working_directory()  # environments may change the working directory
+    changes = _changes(record.data)
     with contextlib.ExitStack() as stack:
-        place = base / (
+        place = Path(
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-replay-"))
-        )
+        ).absolute()
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
         step = _repeat(record, place, config)
-        return _compared(record, place, step, config.max_steps is None, _changes(record.data, base))
+        return _compared(record, place, step, config.max_steps is None, changes)
 
 
 def _record(directory: Path) -> RunRecord:
     """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
-    from operant.spec.run import located
     from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
     from operant.training.train import resumed
@@ -148,39 +147,38 @@ def _record(directory: Path) -> RunRecord:
         raise SpecError(
             f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
         )
-    run = located(resumed(directory, {}).run)
+    directory = directory.absolute()
+    run = resumed(directory, {}).run
     data = read_run(directory / "run.json")
-    whole = working_directory() / directory
-    newest = checkpoint.latest(whole / "checkpoints")
+    newest = checkpoint.latest(directory / "checkpoints")
     if newest is None:
-        raise SpecError(f"{str(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
+        raise SpecError(f"{shown(directory)!r} cannot be replayed: it has no checkpoint to compare with.")
     training = checkpoint.read_header(newest)["training"]
     for reason in _obstacles(data, training, run):
-        raise SpecError(f"{str(directory)!r} cannot be replayed: {reason}")
+        raise SpecError(f"{shown(directory)!r} cannot be replayed: {reason}")
     # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
     run = run.replace(target_reward=None, max_steps=FOREVER)
-    if data.get("vector") is not None:
+    if data["vector"] is not None:
         run = run.replace(vector=data["vector"])
-    history = Path(run.history_checkpoint) if run.history_checkpoint else whole / "history.parquet"
-    return RunRecord(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
+    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    return RunRecord(directory, data, run, history, newest, training, Origin(**training["origin"]))
 
 
 def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
     """Yield why a run cannot be repeated."""
     from operant.training import provenance
 
-    if training.get("ended") == "failed":
+    if training["ended"] == "failed":
         yield "it was ended by an environment that failed, in the middle of a step."
-    if data.get("together") is not None:
+    if data["together"] is not None:
         yield (
             f"it was trained at once with other seeds ({data['together']} in all), and one program for many "
-            "adds up in "
-            "another order than one for a single run."
+            "adds up in another order than one for a single run."
         )
-    if data.get("loaded") is not None:
+    if data["loaded"] is not None:
         yield f"it went on from a checkpoint of elsewhere, {data['loaded']!r}."
     parts = data.get("resumed", [])
-    if parts and data.get("vector") is not None:
+    if parts and data["vector"] is not None:
         yield (
             f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
             "Only runs in JAX-native environments continue exactly."
@@ -201,10 +199,10 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in "
             "another order."
         )
-    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts) if "machine" in part))
+    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts)))
     if len(kinds) > 1:
         yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
-    for path, digest in data.get("weights", {}).items():
+    for path, digest in data["weights"].items():
         if not Path(path).exists():
             yield f"the weights {path!r}, from which it began, do not exist here."
         elif provenance.digest(path) != digest:
@@ -228,9 +226,9 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         quiet=config.quiet,
         save_seconds=SELDOM,
         save_frequency=None,
-        save_memory=record.training.get("memory", True),
+        save_memory=record.training["memory"],
     )
-    environments = make_environments(run, stored=True)
+    environments = make_environments(run)
     try:
         session = ExperimentSetup(parse_agent(record.data["agent"]), environments, run)
         training = session.training(run, LoggerGroup(), place / "checkpoints")
@@ -243,7 +241,7 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
         try:
             sinks.message(
-                f"Replaying {record.directory}: {record.data['agent']['type']} on {run.env}, seed "
+                f"Replaying {shown(record.directory)}: {record.data['agent']['type']} on {run.env}, seed "
                 f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
@@ -263,10 +261,10 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
     rows = int(checkpoint.load_part(record.checkpoint, "train", like, "counters").rows)
     blocks = rows // session.learner.rows
     if max_steps is not None:
-        own = max_steps - record.origin.step
-        blocks = min(blocks, math.ceil(own / session.driver.block_steps))
+        steps = max_steps - record.origin.step
+        blocks = min(blocks, math.ceil(steps / session.driver.block_steps))
     if blocks < 1:
-        raise SpecError(f"{str(record.directory)!r} cannot be replayed: there is no step to repeat.")
+        raise SpecError(f"{shown(record.directory)!r} cannot be replayed: there is no step to repeat.")
     return blocks
 
 
@@ -274,27 +272,27 @@ def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: l
     """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
-    parts, found = [], []
+    parts, differences = [], []
     last = record.origin.step + record.training["step"]
     if whole or step == last:
         if step != last:
-            found.append(f"as many updates end at step {step}, not {last}")
+            differences.append(f"as many updates end at step {step}, not {last}")
         repeated = latest(place / "checkpoints")
         assert repeated is not None
-        found += compare.differences(record.checkpoint, repeated)
+        differences += compare.differences(record.checkpoint, repeated)
         parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
-    own = record.training["score"]["episodes"] - record.origin.episodes
-    rows = _rows(record, record.history, step, own)
+    episodes = record.training["score"]["episodes"] - record.origin.episodes
+    rows = _rows(record, record.history, step, episodes)
     again = _rows(record, place / "history.parquet", step)
     if rows is None:
         parts.append(f"no history: {shown(record.history)!r} does not exist here")
     else:
         assert again is not None
-        found += _history_differences(rows, again)
+        differences += _history_differences(rows, again)
         parts.append(f"the {len(rows['step'])} episodes of the history up to step {step}")
-    if not found and rows is not None and len(parts) == 1 and not len(rows["step"]):
+    if not differences and rows is not None and len(parts) == 1 and not len(rows["step"]):
         raise SpecError(f"Nothing can be compared: no episode ended up to step {step}. Raise --max-steps.")
-    return Reproduction(found, changes, step, " and ".join(parts), _remedy())
+    return Reproduction(differences, changes, step, " and ".join(parts), _remedy())
 
 
 def _remedy() -> str:
@@ -325,52 +323,49 @@ def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> 
         return None
     columns = read_history(path)
     steps = columns["step"]
-    own = np.flatnonzero(steps > record.origin.step)[:most]
-    own = own[steps[own] <= step]
-    return {name: column[own] for name, column in columns.items() if name not in CLOCKED}
+    within = np.flatnonzero(steps > record.origin.step)[:most]
+    within = within[steps[within] <= step]
+    return {name: column[within] for name, column in columns.items() if name not in CLOCKED}
 
 
 def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
     """Return a line for the first episode in which each column differs."""
     import numpy as np
 
-    found = []
+    differences = []
     counts = len(then["step"]), len(now["step"])
     if counts[0] != counts[1]:
-        found.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
+        differences.append(f"the history has {counts[0]} episodes, its repetition {counts[1]}")
     # Where no episode was repeated, columns of `info` are missing.
     for name in filter(now.__contains__, then):
         one, other = (rows[name][: min(counts)] for rows in (then, now))
         rows = np.flatnonzero(~((one == other) | ((one != one) & (other != other))))
         if len(rows):
             i = rows[0]
-            found.append(
+            differences.append(
                 f"{name} of {len(rows)} episodes, first of number {i + 1} (step {then['step'][i]}): "
                 f"{one[i]} then, {other[i]} now"
             )
-    return found
+    return differences
 
 
-def _changes(data: dict[str, Any], base: Path) -> list[str]:
-    """Return which versions, machine and commit (of the code in the folder `base`) were different when the
-    run was made.
-    """
+def _changes(data: dict[str, Any]) -> list[str]:
+    """Return which versions, machine and commit of the code were different when the run was made."""
     from operant.training import provenance
 
     last = (data.get("resumed") or [data])[-1]
     now = {
         "versions": provenance.versions(),
         "machine": provenance.machine(),
-        "git": provenance.git_state(base) or {},
+        "git": provenance.git_state() or {},
     }
-    found = []
+    changes = []
     for part, values in now.items():
-        then = last.get(part) or {}
-        # What a run of an earlier version did not record says nothing.
+        then = last[part] or {}
         for name in then or values:
             if then.get(name) != values.get(name):
-                found.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
-    return found
+                changes.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")
+    return changes
 
 
 def _text(value: Any) -> str:

@@ -151,8 +151,6 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        # Relative paths start here, even if the working directory is another one by the time `fit` is called.
-        self._base = working_directory()
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
@@ -165,7 +163,7 @@ class Trainer:
         own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
         own = {**optimizer_options(config, self.models, own), **own}
         seed = run.pop("seed", None)
-        self.run = RunConfig.from_dict(
+        options_of_run = RunConfig.from_dict(
             {
                 **run,
                 "env": envs if isinstance(envs, str) else type(envs).__name__,
@@ -175,6 +173,7 @@ class Trainer:
                 "max_steps": 1,  # `fit` says how many
             }
         )
+        self.run = located(options_of_run)  # relative paths are those of this call
         if self.run.run_dir is not None:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:
@@ -194,7 +193,7 @@ class Trainer:
                     "keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."
                 )
-            self.session = ExperimentSetup(definition, environments, located(self.run, self._base))
+            self.session = ExperimentSetup(definition, environments, self.run)
             if weights:
                 self.session.weights.load(self.session.driver)
             self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
@@ -283,17 +282,16 @@ class Trainer:
         )
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
-        here = located(run, self._base)
-        directory = Path(here.run_dir) if here.run_dir else None
+        directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(here, LoggerGroup(), checkpoints, self._progress)
+        training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
-            stack.enter_context(history_held(here.history_checkpoint))
+            stack.enter_context(history_held(run.history_checkpoint))
             if not self._begun:
-                self._progress.begin_at(history_origin(here))
+                self._progress.begin_at(history_origin(run))
                 self._begun = True
             elif self._wrote:
                 refuse_rows_of_others(training)
@@ -302,7 +300,7 @@ class Trainer:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
                 if not self._fits and (directory / "run.json").exists():  # taken meanwhile
-                    new_directory(here, self.agent)
+                    new_directory(run, self.agent)
                 self._describe(directory, run)
             return self._train(training, directory, run)
 
@@ -316,7 +314,6 @@ class Trainer:
             run,
             session.environments,
             None,
-            base=self._base,
             given=given,
             fits=self._fits,
             loaded=self._loaded,
@@ -325,7 +322,7 @@ class Trainer:
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
         """Train, and write what the run's options, as they were given, say."""
-        training.sinks = tracker(directory, run, training, base=self._base)
+        training.sinks = tracker(directory, run, training)
         try:
             for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)
