@@ -180,7 +180,7 @@ def test_a_request_to_terminate_ends_the_seeds_that_have_not_begun(tmp_path, mon
 
 
 def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):
-    def trained(plan, command, base):
+    def trained(plan, command):
         reason = "interrupted" if plan.run.seed == 6 else "max_steps"
         return TrainingResult(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
 

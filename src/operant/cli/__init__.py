@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         # Whatever takes time to import is imported here: a Ctrl-C meanwhile then interrupts the command.
-        from operant.errors import OperantError
+        from operant.errors import OperantError, shown
         from operant.training import signals
 
         for stream in (sys.stdout, sys.stderr):
@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        where = "" if error.filename is None else f": {error.filename!r}"
+        name = error.filename
+        where = "" if name is None else f": {(shown(name) if isinstance(name, str) else name)!r}"
         print(f"operant: {error.strerror or error}{where}", file=sys.stderr)
         return 1
 

@@ -27,22 +27,10 @@ FOLDERS = frozenset(
     {"run_dir", "resume", "video_dir", "frame_dir", "plots", "visualize_directory", "summaries"}
 )
 """Options whose value is a folder."""
-FILES = frozenset(
-    {
-        "weights",
-        "checkpoints",
-        "history_checkpoint",
-        "model",
-        "actor_model",
-        "critic_model",
-        "out",
-        "scores",
-        "path",
-        "token_file",
-        "certificate",
-        "key",
-    }
-)
+FILES = frozenset((
+    "weights", "checkpoints", "history_checkpoint", "model", "actor_model", "critic_model", "out", "scores",
+    "path", "token_file", "certificate", "key",
+))  # fmt: skip
 """Options whose value is a file, or may be one."""
 _FILES = {
     "bash": "_operant_files_or_flags",

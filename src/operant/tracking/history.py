@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operant.errors import SpecError, as_folder, value_error
+from operant.errors import SpecError, as_folder, shown, value_error
 from operant.tracking.record import EpisodeRecord, Origin, Record
 
 if TYPE_CHECKING:
@@ -154,14 +154,14 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
         SpecError: for another ending, a path that is a single file, or one inside a file.
     """
     if Path(path).suffix != ".parquet":
-        raise value_error(argument, "a path that ends with .parquet", str(path))
+        raise value_error(argument, "a path that ends with .parquet", shown(path))
     if Path(path).is_file():
         raise SpecError(
-            f"The history {path} is a single file, which cannot be continued. Received: "
-            f"{argument}={str(path)!r}. "
+            f"The history {shown(path)} is a single file, which cannot be continued. Received: "
+            f"{argument}={shown(path)!r}. "
             "Give another path: operant makes a folder of that name."
         )
-    return as_folder(argument, path, str(path))
+    return as_folder(argument, path, shown(path))
 
 
 def read_history(path: str | Path) -> dict[str, np.ndarray]:

@@ -106,7 +106,6 @@ class TrainingLoop:
         self.directory = directory
         self.on_best = on_best
         self.unjudged = unjudged
-        self._agree = driver.agree
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
         """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it
@@ -192,7 +191,7 @@ class TrainingLoop:
         last checkpoint, which the resumed run drops and writes again; the other way round their episodes
         would be lost.
         """
-        if self.directory is None and self._agree is None:
+        if self.directory is None and self.driver.processes == 1:
             return None
         return self.write(self.directory, keep=self.run.keep_checkpoints, memory=self.run.save_memory)
 
@@ -252,7 +251,7 @@ class TrainingLoop:
         # The first error is the one to raise; and a report that fails must not cost the checkpoint.
         with contextlib.suppress(Exception):
             self._account(unreported)
-        if self._agree is None:  # with several processes, the others do something else by now
+        if self.driver.processes == 1:  # with several processes, the others do something else by now
             with contextlib.suppress(Exception):
                 self._report_rest()
             with contextlib.suppress(Exception):
@@ -286,7 +285,7 @@ class TrainingLoop:
                 left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
-        if self._agree is None:  # processes that train together make the same calls
+        if self.driver.processes == 1:  # processes that train together make the same calls
             blocks = min(blocks, self._pace)
         for every in (self.run.eval_frequency, self.run.save_frequency):
             if every is not None:
@@ -300,7 +299,7 @@ class TrainingLoop:
         """Account for the episodes that ended in those blocks, log and save when due, and return why the
         run ends, if it does.
         """
-        self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
+        self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
         self._account(finished)  # before an evaluation, which may fail
@@ -327,7 +326,7 @@ class TrainingLoop:
         if self._due_to_save(now) and reason is None:
             with self._meanwhile():
                 self.save()
-            self._saved, _ = self._agreed(self._time() - self._begun, False)
+            self._saved, _ = self.driver.agree(self._time() - self._begun, False)
             self._saved_step = self.step
         self._called = time.perf_counter()
         return reason
@@ -450,10 +449,6 @@ class TrainingLoop:
         this one.
         """
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
-
-    def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
-        """Return seconds and a flag as they hold for all processes of the run."""
-        return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
 
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""

@@ -8,7 +8,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
@@ -19,6 +22,7 @@ from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import Console, LoggerGroup, interval
 from operant.tracking.record import Record
 from operant.training import signals
+from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
 from operant.training.loggers import tracker
@@ -33,9 +37,6 @@ from operant.training.train import (
     resuming,
     train,
 )
-
-if TYPE_CHECKING:
-    from operant.training.drivers.seeds import MultiSeedRunner
 
 SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
 """Options that name what belongs to a single run, or that divide one among devices and processes."""
@@ -131,34 +132,23 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
 
-    import jax
-    import jax.numpy as jnp
-
-    from operant.training.drivers.seeds import MultiSeedRunner
-
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
-    population = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
-    if not population.mapped:
+    runner = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
+    if not runner.mapped:
         threads = threads_together(definition, environments, runs[0], len(runs))
         runs = [run.replace(threads=threads) for run in runs]
     trainings: list[TrainingLoop] = []
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
-            session = ExperimentSetup(definition, environments, run, learner, population.drivers[i])
+            setup = ExperimentSetup(definition, environments, run, learner, runner.drivers[i])
             directory = Path(run.run_dir or "")
-            training = session.training(run, LoggerGroup(), directory / "checkpoints")
+            training = setup.training(run, LoggerGroup(), directory / "checkpoints")
             if run.weights:
-                session.weights.load(session.driver)
+                setup.weights.load(setup.driver)
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(directory))
-            describe(
-                directory,
-                definition.to_dict(),
-                run,
-                environments,
-                command,
-                together=len(runs) if population.mapped else None,
-            )
+            together = len(runs) if runner.mapped else None
+            describe(directory, definition.to_dict(), run, environments, command, together=together)
             training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
             stack.callback(sinks.close)
             trainings.append(training)
@@ -171,7 +161,7 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
         for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
         with evaluating(trainings, learner):
-            outcomes = _loop(population, trainings, display)
+            outcomes = _loop(runner, trainings, display)
     return [
         TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)
     ]
@@ -188,10 +178,8 @@ def _display(run: RunConfig, count: int) -> Console:
     )
 
 
-def _loop(
-    population: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup
-) -> list[Outcome]:
-    """Let the population advance, and let each run look at its progress where it would if trained alone."""
+def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
+    """Let the runs advance, and let each run look at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
     finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
@@ -208,30 +196,30 @@ def _loop(
         for training in trainings:
             training.interrupt()
 
-    began = shown = time.perf_counter()
+    began = logged = time.perf_counter()
     try:
         with signals.orderly(interrupt):
             for i, training in enumerate(trainings):
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                ended = population.advance(count, wanted)
+                ended = runner.advance(count, wanted)
                 for i in wanted:
                     finished[i] += ended[i]
                     wanted[i] -= count
                 for i in tuple(wanted):
-                    if (fault := population.faults[i]) is not None:
+                    if (fault := runner.faults[i]) is not None:
                         raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
                     if not wanted[i]:
                         taken, finished[i] = finished[i], []
                         go_on(i, trainings[i].take(taken))
                 now = time.perf_counter()
-                if now - shown >= LOG_SECONDS:
-                    shown = now
+                if now - logged >= LOG_SECONDS:
+                    logged = now
                     display.record(_summary(trainings, outcomes, now - began))
     except Exception:
         for i in wanted:
-            trainings[i].fail([*finished[i], *population.unreported[i]])
+            trainings[i].fail([*finished[i], *runner.unreported[i]])
         raise
     finally:
         display.close()

@@ -156,9 +156,11 @@ def _locked(folder: Path, refusal: str) -> Iterator[None]:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), file.stat()):
                     break  # else whoever held it has just removed it
-        with contextlib.suppress(OSError):
-            stack.callback(file.unlink, missing_ok=True)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it is gone, or the system removes no open files
+                file.unlink()
 
 
 class RunEntry(NamedTuple):
@@ -207,7 +209,7 @@ def runs_within(directory: str | Path) -> str:
     Else an empty text.
     """
     runs = runs_in(directory)
-    return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
+    return f" It holds runs: give one of them, such as {shown(runs[0].directory)!r}." if runs else ""
 
 
 def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:

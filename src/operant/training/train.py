@@ -39,22 +39,10 @@ from operant.training.run_dir import (
 )
 from operant.training.session import ExperimentSetup, fitting
 
-RESUMABLE = frozenset(TOGETHER) | frozenset(
-    [
-        "max_steps",
-        "target_reward",
-        "quiet",
-        "log_frequency",
-        "display_precision",
-        "save_seconds",
-        "save_memory",
-        "save_frequency",
-        "keep_checkpoints",
-        "resume",
-        "eval_frequency",
-        "eval_episodes",
-    ]
-)
+RESUMABLE = frozenset((
+    *TOGETHER, "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds",
+    "save_memory", "save_frequency", "keep_checkpoints", "resume", "eval_frequency", "eval_episodes",
+))  # fmt: skip
 """Options of a run that may change when it is resumed; the others define the run."""
 
 

@@ -163,17 +163,18 @@ class Trainer:
         own |= buffer_options(config, own.pop("buffers", None), self._count(n_envs), own)
         own = {**optimizer_options(config, self.models, own), **own}
         seed = run.pop("seed", None)
-        options_of_run = RunConfig.from_dict(
-            {
-                **run,
-                "env": envs if isinstance(envs, str) else type(envs).__name__,
-                "n_envs": 1 if n_envs is None else n_envs,
-                "weights": () if weights is None else weights,
-                "seed": secrets.randbelow(2**31) if seed is None else seed,
-                "max_steps": 1,  # `fit` says how many
-            }
+        self.run = located(  # relative paths are those of this call
+            RunConfig.from_dict(
+                {
+                    **run,
+                    "env": envs if isinstance(envs, str) else type(envs).__name__,
+                    "n_envs": 1 if n_envs is None else n_envs,
+                    "weights": () if weights is None else weights,
+                    "seed": secrets.randbelow(2**31) if seed is None else seed,
+                    "max_steps": 1,  # `fit` says how many
+                }
+            )
         )
-        self.run = located(options_of_run)  # relative paths are those of this call
         if self.run.run_dir is not None:
             new_directory(self.run, self.agent)  # refuse one that holds something
         if self.run.history_checkpoint is not None:

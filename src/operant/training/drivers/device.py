@@ -251,8 +251,7 @@ class DeviceDriver(NativeDriver):
         self.world = jax.jit(self.loop.begin)(key)
         self._no_metrics = self.devices.replicated(learner.meter)
         self.meter = self.no_metrics()
-        if self.devices.processes > 1:
-            self.agree = self.devices.agree
+        self.processes = self.devices.processes
         self._compiled: Any = None
 
     @property
@@ -263,6 +262,10 @@ class DeviceDriver(NativeDriver):
     @world.setter
     def world(self, world: RunnerState) -> None:
         self._world: RunnerState = self.devices.shared(world, self.loop.n)
+
+    def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return self.devices.agree(seconds, flag)
 
     def no_metrics(self) -> Any:
         """Return an empty meter, on each of the devices."""
@@ -294,7 +297,7 @@ class DeviceDriver(NativeDriver):
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
             self.unreported = finished
-            if self.agree is None:  # with several processes, none saves after a failure
+            if self.processes == 1:  # of several, none saves after a failure
                 self.begin_anew(self.loop.restart)
             raise EnvironmentError(fault)
         return finished

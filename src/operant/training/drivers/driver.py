@@ -5,16 +5,13 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
 from operant.agents.base.learner import Learner, TrainState, without_replay
 from operant.training.episodes import EpisodeResult
-
-Agree: TypeAlias = Callable[[float, bool], tuple[float, bool]]
-"""Turns seconds and a flag of this process into those that hold for all processes of a run."""
 
 
 class Driver(abc.ABC):
@@ -34,8 +31,8 @@ class Driver(abc.ABC):
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
     deadline: float = math.inf
     """Time (`time.perf_counter`) from which an incomplete block is discarded. A compiled one is completed."""
-    agree: Agree | None = None
-    """How the processes of a run come to the same decisions; None: there is one."""
+    processes: int = 1
+    """How many processes train together."""
 
     def __init__(self, learner: Learner, n: int, check_steps: int) -> None:
         self.learner = learner
@@ -68,6 +65,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; return the old and the new one. Compiles nothing."""
+
+    def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return seconds, flag
 
     def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
