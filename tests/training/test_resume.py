@@ -23,7 +23,6 @@ from operant.errors import SpecError
 from operant.spec.run import RunConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.tracking.runs import read
-from operant.training.loop import TrainingLoop
 from operant.training.reproduce import replay
 from operant.training.train import finished, opened, resumed
 
@@ -336,34 +335,6 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
     assert header["specification"]["agent"]["lr"] == 0.25
     (hyper,) = (value for name, value in tree.items() if name.endswith("hyper"))
     assert 0.25 in np.asarray(hyper).tolist()
-
-
-@pytest.mark.slow
-def test_a_schedule_written_with_fewer_parts_has_not_changed(tmp_path, monkeypatch):
-    """As versions wrote them that had no `warmup`.
-
-    A number that changes is the options', with no factor of a plateau.
-    """
-    monkeypatch.chdir(tmp_path)
-    lr = ["--lr", "linear:0.01:0.001:10000"]
-    assert main(["train", "ppo", *SHORT, *NET, *lr, "--max-steps", "300", "--run-dir", "run"]) == 0
-    read_header = checkpoint.read_header
-
-    def older(path):
-        header = read_header(path)
-        del header["specification"]["agent"]["lr"]["warmup"]
-        return header
-
-    monkeypatch.setattr(checkpoint, "read_header", older)
-    taken = []
-    restore = TrainingLoop.restore
-    monkeypatch.setattr(
-        TrainingLoop,
-        "restore",
-        lambda self, path, changed: (taken.append(changed), restore(self, path, changed))[1],
-    )
-    assert main(["train", "--resume", "run", "--max-steps", "600"]) == 0
-    assert taken == [set()]
 
 
 @pytest.mark.parametrize(
