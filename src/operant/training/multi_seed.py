@@ -19,13 +19,13 @@ from operant.envs import catalog
 from operant.errors import EnvironmentError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
-from operant.tracking import Console, LoggerGroup, interval
+from operant.tracking import LoggerGroup, interval
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
-from operant.training.loggers import tracker
+from operant.training.loggers import console, tracker
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
@@ -152,7 +152,8 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
             stack.callback(sinks.close)
             trainings.append(training)
-        display = LoggerGroup([_display(runs[0], len(runs))])
+        total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
+        display = LoggerGroup([console(runs[0].replace(max_steps=total), trainings[0])])
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} "
             f"environment{'s' if runs[0].n_envs > 1 else ''} each, {environments.how}; seeds {runs[0].seed} "
@@ -165,17 +166,6 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
     return [
         TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)
     ]
-
-
-def _display(run: RunConfig, count: int) -> Console:
-    """Return a console for the sums and means of all runs."""
-    return Console(
-        max_steps=None if run.max_steps is None else run.max_steps * count,
-        target_reward=run.target_reward,
-        display_precision=run.display_precision,
-        log_frequency=run.log_frequency,
-        quiet=run.quiet,
-    )
 
 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
