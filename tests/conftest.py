@@ -75,6 +75,12 @@ def _compiled_code_is_freed():
 
 
 @pytest.fixture(autouse=True)
+def _writes_that_fail_warn_in_each_test(monkeypatch):
+    """Of what cannot be written there is one warning a minute."""
+    monkeypatch.setattr("operant.checkpoint.durable._WARNED", {})
+
+
+@pytest.fixture(autouse=True)
 def _compiled_code_is_freed_in_time(request):
     """As above, where one file has as many: those of the exhaustive tests."""
     count = request.config.stash[TESTS] = request.config.stash.get(TESTS, 0) + 1

@@ -531,13 +531,13 @@ def test_population_of_three_learning_rates_equals_three_runs(name, mapped):
     keys = jax.vmap(jax.random.key)(jnp.array([4, 4, 5]))
     population = MultiSeedRunner(made, env, 3, keys, hyper, mapped=mapped)
     finished = population.advance(blocks)
-    found = [population.metrics(i)["update/lr"] for i in range(3)]
+    found = [population.drivers[i].metrics()["update/lr"] for i in range(3)]
     np.testing.assert_allclose(found, rates, rtol=1e-5)
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
         single, collected, _ = agent.run(seed, blocks, row)
-        assert_close(population.train(i), single, rtol=1e-3, atol=1e-4)
+        assert_close(population.drivers[i].train, single, rtol=1e-3, atol=1e-4)
         assert len(finished[i]) == sum(int((b.terminated | b.truncated).sum()) for b in collected)
-    states = [parameters(population.train(i).state) for i in range(3)]
+    states = [parameters(population.drivers[i].train.state) for i in range(3)]
     assert not equal(states[0], states[1])
     first = parameters(agent.begin(5)[0].state)
     rated = first.keys() - set(SMALL[name].rateless)

@@ -177,8 +177,8 @@ def test_seeds_that_train_at_once_end_their_updates_each_for_itself():
     steps = []
     for i, (seed, row) in enumerate(zip((4, 4, 5), hyper, strict=True)):
         single, _, metrics = agent.run(seed, blocks, row)
-        assert_close(population.train(i), single, rtol=1e-3, atol=1e-4)
-        steps.append(population.metrics(i)["update/steps"])
+        assert_close(population.drivers[i].train, single, rtol=1e-3, atol=1e-4)
+        steps.append(population.drivers[i].metrics()["update/steps"])
         assert steps[-1] == np.mean([m["update/steps"] for m in metrics])
     assert 1 <= steps[0] < steps[1] < steps[2] == EPOCHS * PARTS
 

@@ -3,7 +3,6 @@ told and what reports count."""
 
 from __future__ import annotations
 
-import json
 import types
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from operant.spec.spaces import Spaces
 from operant.training.environments import host_vector, make_environments
 from operant.training.episodes import EpisodeStatistics
 from operant.training.evaluate import run_episodes
-from operant.training.train import resumed, train
+from operant.training.train import train
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
@@ -430,23 +429,6 @@ def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games
         assert seen(made, 2)[:2] == [(1.0, False, 3.0)] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["auto", "processes"])
-def test_a_run_in_games_of_a_function_goes_on_with_what_it_had(mode, monkeypatch, tmp_path):
-    """As it was before such games were trained as others are, which its file does not say."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    told = {"env": "tests.envs.test_atari:lives", "max_steps": 8, "n_envs": 2, "vector": mode, "quiet": True}
-    run = RunConfig.from_dict({**told, "seed": 1, "run_dir": str(tmp_path)}).to_dict()
-    (tmp_path / "run.json").write_text(
-        json.dumps({"agent": {"type": "a2c", "model": [4], "n_steps": 4}, "run": run})
-    )
-    assert train(resumed(tmp_path, {})).outcome.step == 8
-    plan = resumed(tmp_path, {"clip_rewards": True, "max_steps": 16})  # as its file has it, without effect
-    with make_environments(plan.run, stored=True).vector as made:
-        assert seen(made, 2) == [(3.0, False, None)] * 5
-    assert train(plan).outcome.step >= 16
-
-
 def test_options_of_games_are_refused_where_none_were_made():
     closed = []
 
@@ -671,7 +653,7 @@ def test_max_frame_of_a_run_needs_preprocess():
 
 
 def test_preprocessing_a_jax_environment_is_refused():
-    from operant.training.train import ExperimentConfig, train
+    from operant.training.train import ExperimentConfig
 
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "preprocess": True})
     with pytest.raises(SpecError, match=r"Cannot use --preprocess for non-atari environment jax:CartPole-v1"):

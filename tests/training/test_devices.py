@@ -38,7 +38,7 @@ def compared(kind, env, options, blocks):
     script = textwrap.dedent("""
         import json, sys
         import jax, numpy as np
-        from operant.agents.base.agent_spec import define
+        from operant.agents.base.agent_spec import parse_agent
         from operant.spec.run import RunConfig
         from operant.training.drivers.device import DeviceDriver
         from operant.training.drivers.devices import Devices
@@ -48,7 +48,7 @@ def compared(kind, env, options, blocks):
         kind, env, options, blocks = json.loads(sys.argv[1])
         run = RunConfig(env=env, n_envs=4, seed=1, max_steps=1)
         environments = make_environments(run)
-        learner = build(define(kind, **options), environments, run)
+        learner = build(parse_agent(kind, **options), environments, run)
         native, key = environments.native, jax.random.key(1)
         drivers = [DeviceDriver(learner, native, 4, key, Devices(n)) for n in (1, 2)]
         episodes = [[], []]

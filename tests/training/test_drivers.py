@@ -266,13 +266,13 @@ def test_population_of_three_seeds_equals_three_runs(name, mapped):
     population = MultiSeedRunner(agent.learner, agent.env, agent.n, keys, mapped=mapped)
     population.advance(4)
     population.advance(BLOCKS - 4)
-    told = [population.metrics(seed) for seed in range(3)]
-    assert all(told) and told[0] != told[1] and population.metrics(1) == {}
+    told = [population.drivers[seed].metrics() for seed in range(3)]
+    assert all(told) and told[0] != told[1] and population.drivers[1].metrics() == {}
     for seed in range(3):
         single, _, _ = agent.run(seed, BLOCKS)
-        assert_close(population.train(seed), single, 1e-3, 1e-4)
-        assert population.steps[seed] == int(single.counters.timesteps)
-    states = [population.train(i).state for i in range(3)]
+        assert_close(population.drivers[seed].train, single, 1e-3, 1e-4)
+        assert population.drivers[seed].step == int(single.counters.timesteps)
+    states = [population.drivers[i].train.state for i in range(3)]
     assert not equal(states[0], states[1])
     assert not equal(states[1], states[2])
 

@@ -149,7 +149,7 @@ def test_runs_are_listed(capsys):
     assert entry.ended == "max_steps" and entry.step >= 300 and entry.episodes >= len(entry.rewards) > 0
     mean = f"{np.mean(entry.rewards):.2f}"
     assert "a2c on jax:CartPole-v1, seed 1; max steps" in shown and shown.startswith("runs/one\n")
-    assert f"mean reward {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
+    assert f"mean return {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
     assert "runs/broken\n    cannot be read: The run file 'runs/broken/run.json' is not JSON: " in shown
     assert (
         "runs/other\n    cannot be read: 'runs/other/run.json' does not describe a run: 'agent' must be"

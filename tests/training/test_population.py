@@ -13,7 +13,7 @@ from tests.small_agents import Countdown, compiled, equal
 
 from operant.spec.runtime import processors
 from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.seeds import MultiSeedRunner, SeedDriver, _SeparateRuns
+from operant.training.drivers.seeds import MultiSeedRunner, _SeparateRuns
 
 
 @pytest.fixture
@@ -27,36 +27,36 @@ def three():
 @pytest.mark.slow
 def test_runs_on_a_cpu_advance_at_the_same_time_each_as_by_itself(three):
     assert isinstance(
-        MultiSeedRunner(three.learner, three.loop.env, 2, jax.random.key(0)[None])._runs, _SeparateRuns
+        MultiSeedRunner(three.learner, three.loop.env, 2, jax.random.key(0)[None]).states, _SeparateRuns
     )
-    assert three._runs._threads._max_workers == min(3, processors())
-    loop, together = three._runs.compiled, threading.Barrier(2)
+    assert three.states._threads._max_workers == min(3, processors())
+    loop, together = three.states.compiled, threading.Barrier(2)
 
     def meeting(*arguments):
         together.wait(60)
         return loop(*arguments)
 
-    three._runs.compiled = meeting
-    three._runs._threads = ThreadPoolExecutor(2)  # whatever this machine has
+    three.states.compiled = meeting
+    three.states._threads = ThreadPoolExecutor(2)  # whatever this machine has
     three.advance(3, {2, 0})
-    assert (three.steps > 0).tolist() == [True, False, True]
-    three._runs.compiled = loop
+    assert [driver.step > 0 for driver in three.drivers] == [True, False, True]
+    three.states.compiled = loop
     three.advance(3, [1])
     for i in range(3):
         driver = DeviceDriver(three.learner, three.loop.env, 2, jax.random.key(i))
         driver.advance(3)
-        assert equal(three.train(i), driver.train) and equal(three.world(i), driver.world)
+        assert equal(three.drivers[i].train, driver.train) and equal(three.drivers[i].world, driver.world)
 
 
 @pytest.mark.slow
 def test_programs_that_factorise_batches_of_matrices_are_called_one_at_a_time(three):
-    three._runs.compiled = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(2)[None]).compile()
-    assert three._runs._threads._max_workers == 1
+    three.states.compiled = jax.jit(jnp.linalg.cholesky).lower(jnp.eye(2)[None]).compile()
+    assert three.states._threads._max_workers == 1
 
 
 @pytest.mark.slow
 def test_runs_go_on_where_one_failed(three):
-    loop = three._runs.compiled
+    loop = three.states.compiled
 
     def failing(train, *others):
         if int(train.counters.rows) == three.learner.rows:
@@ -65,12 +65,14 @@ def test_runs_go_on_where_one_failed(three):
         return loop(train, *others)
 
     three.advance(1, [1])
-    three._runs.compiled = failing
+    three.states.compiled = failing
     with pytest.raises(MemoryError, match="no room"):
         three.advance(2)
     for i in (0, 2):
-        counters = three.train(i).counters
-        assert int(counters.rows) == 2 * three.learner.rows and int(counters.timesteps) == three.steps[i]
+        counters = three.drivers[i].train.counters
+        assert (
+            int(counters.rows) == 2 * three.learner.rows and int(counters.timesteps) == three.drivers[i].step
+        )
         assert len(three.unreported[i]) == int(counters.episodes) > 0
     assert three.unreported[1] == []
 
@@ -84,14 +86,14 @@ def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_a
         agent.learner, agent.env, 2, jax.vmap(jax.random.key)(jnp.arange(3)), mapped=mapped
     )
     runs.advance(2)
-    before = jax.device_get([runs.train(i) for i in range(3)])
-    member = SeedDriver(runs, 1)
+    before = jax.device_get([runs.drivers[i].train for i in range(3)])
+    member = runs.drivers[1]
     assert jax.tree.leaves(member.train.memory)
     assert (member.learnt.memory == ()) == (name == "dqn")
     assert equal(member.learnt._replace(memory=()), member.train._replace(memory=()))
 
     def places():
-        kept = [runs._runs._state] if mapped else runs._runs._states
+        kept = [runs.states._state] if mapped else runs.states._states
         return [x.unsafe_buffer_pointer() for x in jax.tree.leaves([each.train.memory for each in kept])]
 
     there = places()
@@ -106,4 +108,4 @@ def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_a
     state = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), before[1].state)
     member.put(before[1]._replace(state=state))
     assert equal(member.train, before[1]._replace(state=state))
-    assert all(equal(runs.train(i), before[i]) for i in (0, 2))
+    assert all(equal(runs.drivers[i].train, before[i]) for i in (0, 2))

@@ -180,7 +180,7 @@ def test_a_request_to_terminate_ends_the_seeds_that_have_not_begun(tmp_path, mon
 
 
 def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeypatch, capsys):
-    def trained(plan, command, base):
+    def trained(plan, command):
         reason = "interrupted" if plan.run.seed == 6 else "max_steps"
         return TrainingResult(Outcome(reason, "", 400, 9, 20.0, 20.0, 1.0), Path(plan.run.run_dir))
 
@@ -216,7 +216,7 @@ def test_the_command_line(tmp_path, capsys):
     said = capsys.readouterr().out
     assert (
         "2 seeds at once" in said
-        and "Mean reward over 2 seeds" in said
+        and "Mean return over 2 seeds" in said
         and "Seed 4: Maximum steps exceeded" in said
     )
     record = json.loads((tmp_path / "r" / "seed-4" / "run.json").read_text())

@@ -23,7 +23,6 @@ from operant.errors import SpecError
 from operant.spec.run import RunConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.tracking.runs import read
-from operant.training.loop import TrainingLoop
 from operant.training.reproduce import reproduce
 from operant.training.train import finished, opened, resumed
 
@@ -338,34 +337,6 @@ def test_a_number_that_changed_stays_so_where_the_part_came_to_no_checkpoint(tmp
     assert 0.25 in np.asarray(hyper).tolist()
 
 
-@pytest.mark.slow
-def test_a_schedule_written_with_fewer_parts_has_not_changed(tmp_path, monkeypatch):
-    """As versions wrote them that had no `warmup`.
-
-    A number that changes is the options', with no factor of a plateau.
-    """
-    monkeypatch.chdir(tmp_path)
-    lr = ["--lr", "linear:0.01:0.001:10000"]
-    assert main(["train", "ppo", *SHORT, *NET, *lr, "--max-steps", "300", "--run-dir", "run"]) == 0
-    read_header = checkpoint.read_header
-
-    def older(path):
-        header = read_header(path)
-        del header["specification"]["agent"]["lr"]["warmup"]
-        return header
-
-    monkeypatch.setattr(checkpoint, "read_header", older)
-    taken = []
-    restore = TrainingLoop.restore
-    monkeypatch.setattr(
-        TrainingLoop,
-        "restore",
-        lambda self, path, changed: (taken.append(changed), restore(self, path, changed))[1],
-    )
-    assert main(["train", "--resume", "run", "--max-steps", "600"]) == 0
-    assert taken == [set()]
-
-
 @pytest.mark.parametrize(
     ("agent", "given", "refused"),
     [
@@ -383,6 +354,7 @@ def test_what_may_change_when_a_run_is_resumed(agent, given, refused, tmp_path):
     saved = {
         "agent": parse_agent(agent, **options).to_dict(),
         "run": RunConfig.from_dict({"env": env, "max_steps": 9}).to_dict(),
+        "given": False,
     }
     (tmp_path / "run.json").write_text(json.dumps(saved))
     if refused is None:
@@ -456,7 +428,7 @@ def test_a_part_of_the_history_that_is_cut_off_is_named_with_what_to_do(short, t
     part.rename(tmp_path / "moved.parquet")
     assert main(words) == 0
     games = checkpoint.read_header(checkpoint.latest(short / "checkpoints"))["training"]["score"]["episodes"]
-    told = f"The run's history is not there, and begins anew: its {games} games so far are in no row"
+    told = f"The run's history is not there, and begins anew: its {games} episodes so far are in no row"
     assert told in capsys.readouterr().out
     assert read_history(run / "history.parquet")["step"].min() > 400
     assert main([*words[:-1], "1200"]) == 0

@@ -24,6 +24,7 @@ class Pretended:
     returns."""
 
     unreported = ()
+    processes = 1
     deadline = math.inf
     block_steps = BLOCK_STEPS
 
@@ -43,6 +44,9 @@ class Pretended:
             self.clock[0] += BLOCK_SECONDS
             finished.append(EpisodeResult(self.step, next(self.returns, 0.0), BLOCK_STEPS, 0))
         return finished
+
+    def agree(self, seconds, flag):
+        return seconds, flag
 
     def metrics(self):
         return {}

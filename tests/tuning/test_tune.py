@@ -988,7 +988,7 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     train = ["train", "--from-study", "s", "--max-steps", "64", "--run-dir", "run", "--seed", "1"]
     assert main(train) == 0
     out = capsys.readouterr().out
-    assert f"Best of the study s: trial {best.number}, mean reward {best.value:.2f}" in out
+    assert f"Best of the study s: trial {best.number}, mean return {best.value:.2f}" in out
     saved = json.loads((tmp_path / "run" / "run.json").read_text())
     assert saved["agent"]["lr"] == best.params["lr"] and saved["agent"]["n_steps"] == best.params["n_steps"]
     assert saved["agent"]["type"] == "ppo" and saved["agent"]["mini_batches"] == 2

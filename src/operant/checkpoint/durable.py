@@ -11,7 +11,6 @@ import hashlib
 import os
 import secrets
 import stat
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -33,9 +32,10 @@ TEMPORARY = ".tmp-"
 """How the names of files begin that are being written: they are left behind if the process dies."""
 PATIENCE_SECONDS = 30.0
 """How long another process may hold a folder before those who wait for it are warned."""
-_OWN: dict[tuple[int, int], threading.Lock] = {}
-"""Folders that this process holds by `locked(wait=False)`, by device and inode, with the lock of its
-threads that write there."""
+WARNING_SECONDS = 60.0
+"""Seconds between two warnings that the same thing cannot be written."""
+_WARNED: dict[str, float] = {}
+"""When the last of these warnings was given, by what it was about."""
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -157,105 +157,90 @@ def replaced(final: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def outliving(what: str) -> Iterator[None]:
-    """Warn instead of failing to write what will be written again: a full disk may have room by then.
+def outliving(what: str, about: str | None = None) -> Iterator[None]:
+    """The one rule for disks that fill and later have room: a write that fails inside is a warning, at most
+    one a minute; work goes on, and it is tried again at its next turn.
 
-    A file that is not ours where it would be written is a warning, too, and stays.
+    What still cannot be written at the end is to be written outside of this, so that it is an error. A file
+    that is not ours where it would be written is a warning, too, and stays.
 
     Args:
         what: what is missing as a result, for the warning.
+        about: what the warning is about, of which there is one a minute; None: `what`.
     """
     try:
         yield
     except (OSError, CheckpointError) as error:
-        warnings.warn(f"{what}: {error}", RuntimeWarning, stacklevel=3)
+        key, now = about or what, time.monotonic()
+        if now - _WARNED.get(key, -WARNING_SECONDS) >= WARNING_SECONDS:
+            _WARNED[key] = now
+            warnings.warn(f"{what}: {error}", RuntimeWarning, stacklevel=3)
 
 
-def hold(path: Path, wait: bool = False) -> int:
+def hold(path: Path) -> int:
     """Open and lock a file or folder until the descriptor is closed or the process dies.
 
     Without POSIX, only open it.
 
     Raises:
-        OSError: it is locked already (`BlockingIOError`, unless `wait`), it does not exist, or it cannot be
-            locked.
+        OSError: it is locked already (`BlockingIOError`), it does not exist, or it cannot be locked.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BaseException:
-            os.close(descriptor)
-            raise
+    try:
+        if not lock(descriptor) and os.name == "posix":
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
-def _waited_for(folder: Path) -> int:
-    """Lock a folder once nobody else holds it.
+def lock(descriptor: int, wait: bool = False) -> bool:
+    """Lock an open file until it is closed or the process dies; return False where there are no such locks.
 
-    A long wait gives a warning, since a run holds its folder while it trains.
+    Raises:
+        BlockingIOError: it is locked already, and `wait` is False.
     """
-    until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        with contextlib.suppress(BlockingIOError):
-            return hold(folder)
-        time.sleep(0.02)
-    warnings.warn(
-        f"{folder} is held by another process, such as a run that trains there: waiting for its end. Write "
-        "to another folder to go on at once.",
-        RuntimeWarning,
-        stacklevel=6,
-    )
-    return hold(folder, wait=True)
+    if os.name != "posix":
+        return False
+    import fcntl
 
-
-def _let_go(own: tuple[int, int]) -> None:
-    """Stop holding a folder, once no other thread of this process writes there."""
-    with _OWN[own]:
-        del _OWN[own]
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Lock the folder against other writers. The system releases the lock when the process dies.
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder that exists against other writers, once none is at work there.
 
-    Where the file system has no such locks, a warning says so, and the folder is not locked. A process that
-    holds the folder by `wait=False`, as a run holds its own, may still write there: it takes no second lock
-    of the system, since it would wait for itself for ever.
-
-    Args:
-        folder: one that exists.
-        wait: whether to wait for another writer to finish.
-
-    Raises:
-        BlockingIOError: another writer holds it, and `wait` is False.
+    The system releases the lock when the process dies. A long wait gives a warning.
     """
     if os.name != "posix":
         yield
         return
-    whole = folder.resolve()  # it may be reached by a link
-    status = whole.stat()
-    own = status.st_dev, status.st_ino
-    while wait and (turn := _OWN.get(own)) is not None:
-        with turn:
-            if _OWN.get(own) is turn:  # else it was released meanwhile
-                yield
-                return
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.callback(os.close, _waited_for(whole) if wait else hold(whole))
-            if not wait:
-                _OWN[own] = threading.Lock()
-                stack.callback(_let_go, own)
-        except OSError as error:
-            if error.errno not in _UNKNOWN:
-                raise
-            warnings.warn(
-                f"{folder} is not held against other processes that write there: {error}. Let no two write "
-                "to it at once.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    descriptor = os.open(folder.resolve(), os.O_RDONLY)
+    until = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while True:
+            try:
+                lock(descriptor)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            if time.monotonic() >= until:
+                warnings.warn(
+                    f"{folder} is held by another process that writes there: waiting for its end. Write to "
+                    "another folder to go on at once.",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+                lock(descriptor, wait=True)
+                break
         yield
+    finally:
+        os.close(descriptor)

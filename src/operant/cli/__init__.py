@@ -13,6 +13,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 COMMANDS = {
     "train": "Train given an agent and environment",
@@ -46,7 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     traceback.
     """
     try:
-        return _run(argv)
+        # Whatever takes time to import is imported here: a Ctrl-C meanwhile then interrupts the command.
+        from operant.errors import OperantError, shown
+        from operant.training import signals
+
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
+                stream.reconfigure(errors="replace")
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        module = _module(arguments)
+        with signals.terminating():  # else a scheduler would take a run for done
+            return 0 if module is None else int(module.run(arguments[1:]))
     except KeyboardInterrupt:
         print("operant: interrupted", file=sys.stderr)
         if argv is None:  # during compilation, XLA's threads do not survive Python's own exit
@@ -54,25 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
             os._exit(130)
         return 130
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    # Whatever takes time to import is imported here: a Ctrl-C meanwhile then interrupts the command.
-    import contextlib
-
-    from operant.errors import OperantError
-    from operant.training import signals
-
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signals.notice()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
-            stream.reconfigure(errors="replace")
-    try:
-        with signals.terminating():  # else a scheduler would take a run for done
-            return _dispatch(arguments)
     except OperantError as error:
         print(f"operant: {error}", file=sys.stderr)
         return 2
@@ -80,28 +72,29 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        where = "" if error.filename is None else f": {error.filename!r}"
+        name = error.filename
+        where = "" if name is None else f": {(shown(name) if isinstance(name, str) else name)!r}"
         print(f"operant: {error.strerror or error}{where}", file=sys.stderr)
         return 1
 
 
-def _dispatch(arguments: list[str]) -> int:
-    from operant.cli import tables
+def _module(arguments: Sequence[str]) -> Any:
+    """Return the module of a command; None if help or the version was asked for, and printed."""
     from operant.errors import UsageError, suggest
 
     if not arguments or arguments[0] in ("-h", "--help", "help"):
+        from operant.cli import tables
+
         print(tables.base_help(COMMANDS))
-        return 0
-    command, *rest = arguments
+        return None
+    command = arguments[0]
     if command in ("-V", "--version"):
         from operant import __version__
 
         print(f"operant {__version__}")
-        return 0
+        return None
     if command == "replay":
         raise UsageError("replay is called reproduce: operant reproduce RUN")
     if command not in COMMANDS:
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
-    module = importlib.import_module(f"operant.cli.{_MODULES[command]}")
-    status: int = module.run(rest)
-    return status
+    return importlib.import_module(f"operant.cli.{_MODULES[command]}")

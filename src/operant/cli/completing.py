@@ -27,22 +27,10 @@ FOLDERS = frozenset(
     {"run_dir", "resume", "video_dir", "frame_dir", "plots", "visualize_directory", "summaries"}
 )
 """Options whose value is a folder."""
-FILES = frozenset(
-    {
-        "weights",
-        "checkpoints",
-        "history_checkpoint",
-        "model",
-        "actor_model",
-        "critic_model",
-        "out",
-        "scores",
-        "path",
-        "token_file",
-        "certificate",
-        "key",
-    }
-)
+FILES = frozenset((
+    "weights", "checkpoints", "history_checkpoint", "model", "actor_model", "critic_model", "out", "scores",
+    "path", "token_file", "certificate", "key",
+))  # fmt: skip
 """Options whose value is a file, or may be one."""
 _FILES = {
     "bash": "_operant_files_or_flags",
@@ -111,28 +99,28 @@ def _tree() -> argparse.ArgumentParser:
     root.add_argument("-V", "--version", action="store_true", help="Show the version")
     environments = _environments()
     commands = root.add_subparsers()
-    made = {name: _command(commands, name, text) for name, text in COMMANDS.items()}
+    parsers = {name: _command(commands, name, text) for name, text in COMMANDS.items()}
 
     def fill(parser: argparse.ArgumentParser, *configs: type[Config], **how: Any) -> None:
         _fill(parser, configs, environments, **how)
 
     def fill_with_agents(command: str, *configs: type[Config], **how: Any) -> None:
-        fill(made[command], *configs, **how)
-        agents = made[command].add_subparsers()
+        fill(parsers[command], *configs, **how)
+        agents = parsers[command].add_subparsers()
         for agent, entry in AGENTS.items():
             fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
 
     fill_with_agents("train", RunConfig, Extra)
     fill_with_agents("play", PlayConfig)
     fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
-    fill(made["reproduce"], ReproduceConfig)
-    fill(made["plot"], PlotConfig)
-    fill(made["run"], RunnerConfig, short=SHORT)
-    fill(made["serve"], ServeConfig)
+    fill(parsers["reproduce"], ReproduceConfig)
+    fill(parsers["plot"], PlotConfig)
+    fill(parsers["run"], RunnerConfig, short=SHORT)
+    fill(parsers["serve"], ServeConfig)
     for command, count in (("reproduce", None), ("plot", "+")):
-        _completed(made[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
-    made["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
-    made["completion"].add_argument("shell", choices=SHELLS, help="Shell")
+        _completed(parsers[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
+    parsers["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
+    parsers["completion"].add_argument("shell", choices=SHELLS, help="Shell")
     return root
 
 

@@ -71,7 +71,7 @@ def _runs(folder: Path, text: str) -> str:
         lines = (
             str(run.directory),
             f"    {run.agent} on {run.env}, seed {run.seed}; {(run.ended or 'not ended').replace('_', ' ')}",
-            f"    {run.step:,} steps, {run.episodes:,} games, mean reward {mean}{best}",
+            f"    {run.step:,} steps, {run.episodes:,} episodes, mean return {mean}{best}",
         )
         shown.append("\n".join(lines))
     shown += [f"{directory}\n    cannot be read: {reason}" for directory, reason in unread.items()]

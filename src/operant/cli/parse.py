@@ -129,20 +129,20 @@ def parse(
     try:
         if positional is not None:
             parser.add_argument(positional, nargs="*", default=[])
-            given, unknown = parser.parse_known_intermixed_args(list(arguments))
+            namespace, unknown = parser.parse_known_intermixed_args(list(arguments))
         else:
-            given, unknown = parser.parse_known_args(list(arguments))
+            namespace, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise _refused(error, configs) from None
     if unknown:
         bad = unknown[0]
         if not bad.startswith("-") or _NEGATIVE.match(bad):
             raise _stray(bad, list(arguments), known, command, tuned=several)
-        hint = _minibatches(unknown, vars(given), configs) or _meant(bad, known, command)
+        hint = _minibatches(unknown, vars(namespace), configs) or _meant(bad, known, command)
         raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
-        search_here(getattr(given, name, None))
-    return vars(given)
+        search_here(getattr(namespace, name, None))
+    return vars(namespace)
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
@@ -197,8 +197,8 @@ def _stray(
         flags = (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i]))
         begun = max(flags, default=-1)
         name = arguments[begun].partition("=")[0]
-        found = (action for action in known.values() if begun >= 0 and name in action.option_strings)
-        return begun, next(found, None)
+        matches = (action for action in known.values() if begun >= 0 and name in action.option_strings)
+        return begun, next(matches, None)
 
     def taken(at: int) -> bool:
         """Tell whether an argument is a value of the flag before it."""
@@ -283,16 +283,16 @@ class _Arguments(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if values[0].startswith("{"):
-            found = _json(self.dest, " ".join(values))
+            parsed = _json(self.dest, " ".join(values))
         elif values == ["none"]:
-            found = None
+            parsed = None
         else:
-            found = {}
+            parsed = {}
             for name, value in (_argument(self.dest, word) for word in values):
-                if name in found:
+                if name in parsed:
                     raise UsageError(f"{flag(self.dest)} was given {name} twice: {' '.join(values)}.")
-                found[name] = value
-        setattr(namespace, self.dest, found)
+                parsed[name] = value
+        setattr(namespace, self.dest, parsed)
 
 
 def _argument(name: str, word: str) -> tuple[str, Any]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from operant.agents.table import AGENTS, ALIASES, config_class, entry
 from operant.cli import parse, tables
-from operant.cli.training import HEADER
 from operant.errors import SpecError, UsageError, quoted, shown, suggest
 from operant.execution.export import FORMATS
 from operant.execution.play import PlayConfig
@@ -33,23 +32,23 @@ def run(arguments: list[str]) -> int:
             _refuse_folder(agent)
         print(help_text(agent))
         return 0
-    own = [config_class(agent)] if agent is not None else []
-    given = parse.parse([PlayConfig, *own], flags, f"play {agent}" if agent else "play")
+    configs = [config_class(agent)] if agent is not None else []
+    values = parse.parse([PlayConfig, *configs], flags, f"play {agent}" if agent else "play")
     if place is not None:
-        if place in given:
+        if place in values:
             raise UsageError(f"{where!r} and {tables.flag(place)} both say what plays. Give one of them.")
-        given[place] = where
-    if agent is not None and not given.keys() & {"run_dir", "policy", "weights"}:
+        values[place] = where
+    if agent is not None and not values.keys() & {"run_dir", "policy", "weights"}:
         _refuse_folder(agent)
     known = options(PlayConfig)
-    config = PlayConfig.from_dict({name: value for name, value in given.items() if name in known})
-    hyper = {name: value for name, value in given.items() if name not in known}
+    config = PlayConfig.from_dict({name: value for name, value in values.items() if name in known})
+    hyper = {name: value for name, value in values.items() if name not in known}
     from operant.execution.play import play
 
     played = play(config, agent, **hyper)
     if not config.quiet:
         loaded = config.run_dir or config.policy or config.weights
-        if not loaded and any("lr" in options(each) for each in own):
+        if not loaded and any("lr" in options(each) for each in configs):
             print("The policy is untrained. Give --weights, a run's folder or an exported policy.")
         print(played)
         for path in played.files[:3]:
@@ -73,9 +72,8 @@ def _refuse_folder(agent: str) -> None:
 
     if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
-            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For "
-            "the run give its path: "
-            f"operant play {quoted(f'./{agent}')}"
+            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the "
+            f"run give its path: operant play {quoted(f'./{agent}')}"
         )
 
 
@@ -125,5 +123,4 @@ def help_text(agent: str | None) -> str:
     ]
     configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]
     rows = tables.option_rows(configs, entry(agent).options if agent is not None else {})
-    title = f"play {agent}" if agent else "play"
-    return "Usage:\n    " + "\n    ".join(usage) + "\n\n" + tables.table(title, HEADER, rows)
+    return tables.page(usage, tables.table(f"play {agent}" if agent else "play", tables.HEADER, rows))

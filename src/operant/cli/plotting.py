@@ -11,9 +11,9 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0
-    given = parse.parse([PlotConfig], arguments, "plot", positional="runs")
-    paths = given.pop("runs")
-    config = PlotConfig.from_dict(given)
+    values = parse.parse([PlotConfig], arguments, "plot", positional="runs")
+    paths = values.pop("runs")
+    config = PlotConfig.from_dict(values)
     from operant.tracking.figures import plot
 
     print(f"Wrote {plot(paths, config)}")
@@ -29,4 +29,4 @@ def help_text() -> str:
     note = "A run is a folder that training made, a folder of such runs, or a history\n(.parquet)."
     rows = [row[:3] for row in tables.option_rows([PlotConfig])]
     table = tables.table("plot", ("flags", "help", "default"), rows)
-    return "Usage:\n    " + "\n    ".join(usage) + f"\n\n{note}\n\n{table}"
+    return tables.page(usage, note, table)

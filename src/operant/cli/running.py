@@ -19,7 +19,6 @@ FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries",
 """Options that say where something is written."""
 FILES = ("environment", "token_file", "certificate")
 """Options that may say where something is read."""
-HEADER = ("flags", "help", "default")
 USAGE = (
     "operant run --agent <agent> --environment <environment> --episodes <n> ...",
     "operant run --environment <environment> --remote socket-server --port <port>",
@@ -52,16 +51,16 @@ def run(arguments: list[str]) -> int:
 def help_text() -> str:
     """Return usage and the table of flags."""
     rows = [row[:3] for row in tables.option_rows([RunnerConfig], short=SHORT)]
-    return "Usage:\n    " + "\n    ".join(USAGE) + "\n\n" + tables.table("run", HEADER, rows)
+    return tables.page(USAGE, tables.table("run", tables.HEADER[:3], rows))
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:
     """Return options whose paths remain valid when an environment changes the working directory."""
-    given = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
+    values = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
     # FOLDER,NAME, too, if it names a folder.
-    places = {name for name in FOLDERS if given[name] and given[name][0] != ","}
-    places |= {name for name in FILES if given[name] and _is_place(name, given[name])}
-    return config.replace(**{name: str(working_directory() / given[name]) for name in places})
+    places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
+    places |= {name for name in FILES if values[name] and _is_place(name, values[name])}
+    return config.replace(**{name: str(working_directory() / values[name]) for name in places})
 
 
 def _is_place(option: str, value: str) -> bool:
@@ -120,15 +119,15 @@ def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
 @contextlib.contextmanager
 def _filmed(config: RunnerConfig) -> Iterator[Any]:
     """Yield the environment's specification; if videos are asked for, an environment that makes them."""
-    given = _environment(config)
+    source = _environment(config)
     if config.visualize_directory is None:
-        yield given
+        yield source
         return
     from operant.execution.render import filmed
 
     if config.num_parallel is not None or config.remote is not None:
         raise UsageError("--visualize-directory films a single environment in this process.")
-    environment = filmed(given, config.visualize_directory, config.max_episode_timesteps)
+    environment = filmed(source, config.visualize_directory, config.max_episode_timesteps)
     try:
         yield environment
     finally:
@@ -169,11 +168,11 @@ def _environment(config: RunnerConfig) -> Any:
     """Return the environment's specification."""
     if config.remote == "socket-client":
         return None
-    given = {**plain(config.env_kwargs or {}), "environment": config.environment or "gym"}
+    spec = {**plain(config.env_kwargs or {}), "environment": config.environment or "gym"}
     if config.level is not None:
-        given["level"] = config.level
+        spec["level"] = config.level
     if config.import_modules is not None:
-        given["import_modules"] = config.import_modules.split(",")
+        spec["import_modules"] = config.import_modules.split(",")
     if config.visualize:
-        given["visualize"] = True
-    return given
+        spec["visualize"] = True
+    return spec

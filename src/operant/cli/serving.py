@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from operant.cli import parse, tables
-from operant.cli.training import HEADER
 from operant.envs.remote.serve import ServeConfig, serve
 
 
@@ -19,4 +18,4 @@ def run(arguments: list[str]) -> int:
 def help_text() -> str:
     """Return usage and the table of flags."""
     usage = "operant serve --level <environment id> --port <port> [options]"
-    return f"Usage:\n    {usage}\n\n" + tables.table("serve", HEADER, tables.option_rows([ServeConfig], {}))
+    return tables.page([usage], tables.table("serve", tables.HEADER, tables.option_rows([ServeConfig])))

@@ -9,11 +9,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant import __version__
-from operant.agents.table import AGENTS
+from operant.agents.options.shared_options import AgentConfig
+from operant.agents.table import AGENTS, config_class, entry
 from operant.spec import Config, default, options
 
 OWN = "module:Name"
 """How something from a module is named; the module may be a file in the current folder."""
+HEADER = ("flags", "help", "default", "hp_type")
 
 
 def flag(name: str) -> str:
@@ -49,9 +51,24 @@ def name_lines(names: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def agents() -> dict[str, str]:
-    """Return what an agent may be, with a line of help."""
-    return {**{name: known.help for name, known in AGENTS.items()}, OWN: "A class of your own"}
+def page(usage: Iterable[str], *parts: str) -> str:
+    """Return the help of a command: how it is used, then other texts."""
+    return "\n\n".join(["\n    ".join(["Usage:", *usage]), *parts])
+
+
+def agent_page(
+    command: str, agent: str | None, usage: Iterable[str], configs: Iterable[type[Config]], **how: Any
+) -> str:
+    """Return the help of a command that takes an agent: of the command, and of the agent if one is named.
+
+    `how` are arguments of `option_rows`.
+    """
+    if agent is None:
+        known = {**{name: known.help for name, known in AGENTS.items()}, OWN: "A class of your own"}
+        listed = "\n".join(["Agents:", *name_lines(known)])
+        return page(usage, listed, table(command, HEADER, option_rows([*configs, AgentConfig], **how)))
+    rows = option_rows([*configs, config_class(agent)], entry(agent).options, **how)
+    return page(usage, entry(agent).help, table(f"{command} {agent}", HEADER, rows))
 
 
 def wrap(text: str, width: int) -> list[str]:

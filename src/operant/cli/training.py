@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant.agents.options.shared_options import AgentConfig
-from operant.agents.table import AGENTS, config_class, entry, resolve
+from operant.agents.table import AGENTS, config_class, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
 from operant.spec.run import RunConfig
 from operant.tuning.study import shown
-
-HEADER = ("flags", "help", "default", "hp_type")
 
 
 class Extra(Config):
@@ -43,17 +40,17 @@ def run(arguments: list[str]) -> int:
         print(help_text(agent))
         return 0
     trained = agent or _trained(flags)
-    own = [config_class(trained)] if trained is not None else []
-    given = parse.parse([RunConfig, Extra, *own], flags, f"train {agent}" if agent else "train")
-    n_seeds = given.pop("n_seeds", 1)
-    if (storage := given.get("storage")) is not None:  # run.json is no place for its password
+    hyper = [config_class(trained)] if trained is not None else []
+    values = parse.parse([RunConfig, Extra, *hyper], flags, f"train {agent}" if agent else "train")
+    n_seeds = values.pop("n_seeds", 1)
+    if (storage := values.get("storage")) is not None:  # run.json is no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
     command = quoted("operant", "train", *arguments)
-    if n_seeds > 1 and given.get("resume"):
+    if n_seeds > 1 and values.get("resume"):
         raise SpecError(
             "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
         )
-    plan = _resume(agent, given) if given.get("resume") else _plan(agent, given)
+    plan = _resume(agent, values) if values.get("resume") else _plan(agent, values)
     if n_seeds > 1:
         from operant.training.multi_seed import replicate
 
@@ -87,18 +84,18 @@ def _trained(flags: list[str]) -> str | None:
     return saved if saved in AGENTS else None  # others are imported where the command line names them
 
 
-def _resume(agent: str | None, given: dict[str, Any]) -> Any:
+def _resume(agent: str | None, values: dict[str, Any]) -> Any:
     from operant.training.train import finished, resumed, resuming
 
-    directory = given.pop("resume")
-    plan = resumed(directory, given)
+    directory = values.pop("resume")
+    plan = resumed(directory, values)
     saved = plan.agent["type"]
     if agent is not None and resolve(agent) != saved:
         raise SpecError(
             f"The run in {directory!r} trains {saved}, not {agent}. Use: "
             f"{resuming(directory, saved, plan.run.env)}"
         )
-    if "max_steps" not in given and finished(plan):
+    if "max_steps" not in values and finished(plan):
         raise UsageError(
             f"The run in {directory!r} has reached its {plan.run.max_steps} steps: nothing is left to do. "
             "Give --max-steps, which counts them in (none: no limit, with --target-reward)."
@@ -106,34 +103,30 @@ def _resume(agent: str | None, given: dict[str, Any]) -> Any:
     return plan
 
 
-def _plan(agent: str | None, given: dict[str, Any]) -> Any:
-    from operant.training.train import ExperimentConfig
-
-    agent, given = _studied(agent, given)
+def _plan(agent: str | None, values: dict[str, Any]) -> Any:
+    agent, values = _studied(agent, values)
     if agent is None:
         raise SpecError(
             f"train needs an agent: operant train <agent> --env <environment>. Known: {', '.join(AGENTS)}."
         )
-    preset = given.pop("preset", None)
+    preset = values.pop("preset", None)
     if preset is not None:
-        given = {**presets.settings(resolve(agent), preset), **given}
+        values = {**presets.settings(resolve(agent), preset), **values}
     known = options(RunConfig)
-    run = RunConfig.from_dict({k: v for k, v in given.items() if k in known})
-    own = {k: v for k, v in given.items() if k not in known}
-    config_class(agent).from_dict(
-        {**entry(agent).options, **own}, agent
-    )  # refuse bad options before JAX is loaded
-    return ExperimentConfig(agent, own, run)
+    run = RunConfig.from_dict({k: v for k, v in values.items() if k in known})  # refused before JAX is loaded
+    from operant.training.train import ExperimentConfig
+
+    return ExperimentConfig(agent, {k: v for k, v in values.items() if k not in known}, run)
 
 
-def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Return agent and options: the best settings of a study, overridden by those that were given."""
-    name, storage = given.pop("from_study", None), given.pop("storage", None)
+    name, storage = values.pop("from_study", None), values.pop("storage", None)
     if name is None:
         if storage is not None:
             raise SpecError("--storage is for --from-study NAME, which was not given.")
-        return agent, given
-    if given.get("preset") is not None:
+        return agent, values
+    if values.get("preset") is not None:
         raise SpecError("--preset and --from-study both give settings. Give one of them.")
     from operant.tuning.tune import from_study
 
@@ -143,10 +136,10 @@ def _studied(agent: str | None, given: dict[str, Any]) -> tuple[str | None, dict
             f"The study {name!r} tunes {best.agent}, not {agent}. Use: operant train --from-study "
             f"{quoted(name)}"
         )
-    if not given.get("quiet"):
-        print(f"Best of the study {name}: trial {best.number}, mean reward {best.value:.2f}")
-    settings = {**best.options, **best.run, **given}
-    if "target_reward" in given and "max_steps" not in given:
+    if not values.get("quiet"):
+        print(f"Best of the study {name}: trial {best.number}, mean return {best.value:.2f}")
+    settings = {**best.options, **best.run, **values}
+    if "target_reward" in values and "max_steps" not in values:
         del settings["max_steps"]
     return best.agent, settings
 
@@ -161,11 +154,4 @@ def help_text(agent: str | None) -> str:
         f"operant train {who} --from-study <study> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    text = "Usage:\n    " + "\n    ".join(usage) + "\n\n"
-    configs: list[type[Config]] = [RunConfig, Extra]
-    if agent is None:
-        agents = "\n".join(tables.name_lines(tables.agents()))
-        table = tables.table("train", HEADER, tables.option_rows([*configs, AgentConfig]))
-        return f"{text}Agents:\n{agents}\n\n{table}"
-    rows = tables.option_rows([*configs, config_class(agent)], entry(agent).options)
-    return f"{text}{entry(agent).help}\n\n{tables.table(f'train {agent}', HEADER, rows)}"
+    return tables.agent_page("train", agent, usage, [RunConfig, Extra])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from operant.agents.options.shared_options import AgentConfig
-from operant.agents.table import AGENTS, config_class, entry
+from operant.agents.table import AGENTS, config_class
 from operant.cli import parse, tables
-from operant.cli.training import HEADER
 from operant.errors import SpecError
 from operant.spec import Config, options
 from operant.spec.run import RunConfig
@@ -29,10 +27,10 @@ def run(arguments: list[str]) -> int:
             f"tune needs an agent: operant tune <agent> --env <environment>. Known: {', '.join(AGENTS)}."
         )
     configs: list[type[Config]] = [TuneConfig, RunConfig, config_class(agent)]
-    given = parse.parse(configs, flags, f"tune {agent}", without=NOT_TUNED, several=True)
+    values = parse.parse(configs, flags, f"tune {agent}", without=NOT_TUNED, several=True)
     known = options(TuneConfig)
-    config = TuneConfig.from_dict({name: value for name, value in given.items() if name in known})
-    settings = {name: value for name, value in given.items() if name not in known}
+    config = TuneConfig.from_dict({name: value for name, value in values.items() if name in known})
+    settings = {name: value for name, value in values.items() if name not in known}
     planned = plan(agent, config, **settings)
     from operant.tuning.tune import tune
 
@@ -49,13 +47,4 @@ def help_text(agent: str | None) -> str:
         "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
         "    --<option> <value> <value>... searched (hp_type categorical)",
     ]
-    lines = ["Usage:", *(f"    {line}" for line in usage), ""]
-    configs: list[type[Config]] = [TuneConfig, RunConfig]
-    if agent is None:
-        lines += ["Agents:", *tables.name_lines(tables.agents()), ""]
-        rows = tables.option_rows([*configs, AgentConfig], without=NOT_TUNED, texts=TEXTS)
-        return "\n".join([*lines, tables.table("tune", HEADER, rows)])
-    rows = tables.option_rows(
-        [*configs, config_class(agent)], entry(agent).options, without=NOT_TUNED, texts=TEXTS
-    )
-    return "\n".join([*lines, entry(agent).help, "", tables.table(f"tune {agent}", HEADER, rows)])
+    return tables.agent_page("tune", agent, usage, [TuneConfig, RunConfig], without=NOT_TUNED, texts=TEXTS)

@@ -247,15 +247,9 @@ class RunConfig(Config):
                     )
 
 
-def located(run: RunConfig, base: Path | None = None) -> RunConfig:
-    """Return options whose paths remain valid when an environment, or the program, changes the working
-    directory.
-
-    Args:
-        run: the options as given, which a run's file keeps and messages show.
-        base: the folder that their paths are relative to; None: the working directory.
-    """
-    base = working_directory() if base is None else base
+def located(run: RunConfig) -> RunConfig:
+    """Return options whose paths are absolute, as of the working directory now."""
+    base = working_directory()
     several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}

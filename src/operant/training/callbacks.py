@@ -11,20 +11,20 @@ import numpy as np
 from operant.errors import value_error
 
 
-def callbacks_of(given: Any, must: str, arguments: int | None = None) -> tuple[Callable[..., Any], ...]:
+def callbacks_of(value: Any, must: str, arguments: int | None = None) -> tuple[Callable[..., Any], ...]:
     """Return what was given as `callback`: None, a function, or several in a list.
 
     Args:
-        given: the value.
+        value: what was given.
         must: what it must be, for the message.
         arguments: how many it is called with; None: it may be called in several ways.
 
     Raises:
         SpecError: it is something else.
     """
-    callbacks = tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
+    callbacks = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
     if not all(callable(each) and _takes(each, arguments) for each in callbacks):
-        raise value_error("callback", must, given)
+        raise value_error("callback", must, value)
     return callbacks
 
 

@@ -25,6 +25,11 @@ class Environments(NamedTuple):
         return (self.vector if self.native is None else self.native).spaces
 
     @property
+    def state_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the components of one environment's state."""
+        return [leaf.shape for leaf in self.spaces.states.components.values()]
+
+    @property
     def limit(self) -> int | None:
         """Steps after which an episode is cut; None if there is no limit, or it is not known."""
         limit: int | None = (self.vector if self.native is None else self.native).max_episode_timesteps
@@ -48,56 +53,50 @@ class Environments(NamedTuple):
             self.vector.close()
 
 
-def make_environments(
-    run: RunConfig, given: Any = None, count: int | None = None, *, stored: bool = False
-) -> Environments:
+def make_environments(run: RunConfig, envs: Any = None, count: int | None = None) -> Environments:
     """Make the environments of a run.
 
     Args:
         run: its options.
-        given: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native
+        envs: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native
             one.
         count: how many of what was given, if that does not say so itself.
-        stored: whether the options are those of a stored run, which was accepted earlier: options without
-            effect are let pass.
 
     Raises:
         OperantError: they cannot be made, or not with these options.
     """
-    made = _made(run, given, count)
-    if made.native is not None and run.vector != default(RunConfig, "vector") and not stored:
+    built = _build(run, envs, count)
+    if built.native is not None and run.vector != default(RunConfig, "vector"):
         raise SpecError(
             f"vector is for environments that are not JAX-native. Received: vector={run.vector!r} with "
-            f"{run.env!r}, which is "
-            "compiled with the agent. Leave it out."
+            f"{run.env!r}, which is compiled with the agent. Leave it out."
         )
     # A vector of operant's own has its own rules, and is left as it is.
-    idle = not stored and (isinstance(given, VectorEnv) or not made.preprocessed)
+    idle = isinstance(envs, VectorEnv) or not built.preprocessed
     for name in GAMES if idle else ():
         if not getattr(run, name):
-            if given is None or all(map(callable, given if isinstance(given, list | tuple) else [given])):
-                made.close()  # objects are closed by whoever made them
+            if envs is None or all(map(callable, envs if isinstance(envs, list | tuple) else [envs])):
+                built.close()  # objects are closed by whoever made them
             raise SpecError(
                 f"{name} is for preprocessed games. Received: {name}=False, preprocess=False. "
                 f"Add --preprocess (preprocess=True), or leave --no-{name.replace('_', '-')} out."
             )
-    return made
+    return built
 
 
-def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
+def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
     """Make environments; see `make_environments`."""
     from operant.envs import catalog
     from operant.envs.gymnasium import infos, preprocessing
     from operant.envs.vector import create
 
     arguments = plain(run.env_kwargs or {})
-    if arguments and given is not None and not isinstance(given, type):
+    if arguments and envs is not None and not isinstance(envs, type):
         raise SpecError(
             f"env_kwargs is for an id or a class. Received: env_kwargs={arguments!r} with environments that "
-            "are made already. "
-            "Give it where they are made: gymnasium.make(id, **env_kwargs)."
+            "are made already. Give it where they are made: gymnasium.make(id, **env_kwargs)."
         )
-    native = given if is_native(given) else catalog.native(run.env, **arguments) if given is None else None
+    native = envs if is_native(envs) else catalog.native(run.env, **arguments) if envs is None else None
     if native is not None:
         if run.preprocess:
             raise preprocessing.refusal(
@@ -114,13 +113,13 @@ def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
             native = TimeLimit(native, limit)
         return Environments(native, None)
     frames: dict[str, Any] = {"preprocess": True, "max_frame": run.max_frame} if run.preprocess else {}
-    if given is not None and run.preprocess:
+    if envs is not None and run.preprocess:
         raise SpecError(
             "preprocess is for an id. Preprocess objects where they are made: create_envs(name, n)."
         )
-    made = create.create(
-        run.env if given is None else given,
-        run.n_envs if given is None else count,
+    built = create.create(
+        run.env if envs is None else envs,
+        run.n_envs if envs is None else count,
         mode=run.vector,
         max_episode_timesteps=run.max_episode_timesteps,
         clip_rewards=run.clip_rewards,
@@ -130,10 +129,10 @@ def _made(run: RunConfig, given: Any, count: int | None) -> Environments:
         info_keywords=run.info_keywords,
         **frames,
     )
-    return Environments(None, made)
+    return Environments(None, built)
 
 
-def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
+def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
     """Make the environments of a run again, as a vector on the host even if they are JAX-native.
 
     Atari games are whole games with unclipped rewards: what a policy is judged by, not what it learns from.
@@ -141,17 +140,17 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
     Args:
         run: its options.
         num_envs: how many.
-        given: environments of the user's program instead, as `make_environments` takes them.
+        envs: environments of the user's program instead, as `make_environments` takes them.
     """
-    counted = not isinstance(given, list | tuple)
-    made = _made(run.replace(n_envs=num_envs), given, num_envs if counted else None)
-    if made.native is None:
-        vector: VectorEnv = made.vector
+    counted = not isinstance(envs, list | tuple)
+    built = _build(run.replace(n_envs=num_envs), envs, num_envs if counted else None)
+    if built.native is None:
+        vector: VectorEnv = built.vector
         # As in training, FIRE continues a game after a lost life if lives were episodes.
-        return vector.judged() if isinstance(vector, Games) and vector is not given else vector
+        return vector.judged() if isinstance(vector, Games) and vector is not envs else vector
     from operant.envs.vector.batched import NativeVector
 
-    return NativeVector(made.native, num_envs, run.env)
+    return NativeVector(built.native, num_envs, run.env)
 
 
 def evaluation_count(run: RunConfig) -> int:

@@ -63,12 +63,12 @@ def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each value over the episodes that reported it, by the name of its metric,
     `info/NAME`.
     """
-    told: dict[str, list[float]] = {}
+    reported: dict[str, list[float]] = {}
     for info in infos:
         for key, value in info.items():
             if math.isfinite(value):
-                told.setdefault(f"info/{key}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in told.items()}
+                reported.setdefault(f"info/{key}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 class RollingScore:
@@ -150,8 +150,7 @@ class RollingScore:
         window = self.rewards.maxlen
         self.rewards = collections.deque(data["rewards"], window)
         self.lengths = collections.deque(data["lengths"], window)
-        self.infos = collections.deque(data.get("infos", []), window)
-        best, kept = data["best"], data.get("kept", data["best"])
-        self.best, self._kept = (-math.inf if x is None else x for x in (best, kept))
-        self._kept_full = data.get("kept_full", self.full)
+        self.infos = collections.deque(data["infos"], window)
+        self.best, self._kept = (-math.inf if x is None else x for x in (data["best"], data["kept"]))
+        self._kept_full = data["kept_full"]
         self.episodes = data["episodes"]

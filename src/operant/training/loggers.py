@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import working_directory
-from operant.spec.run import RunConfig, located
+from operant.spec.run import RunConfig
 from operant.tracking.console import Console
 from operant.tracking.history import History
 from operant.tracking.logger_group import LoggerGroup
@@ -17,30 +17,23 @@ from operant.training.loop import TrainingLoop
 
 
 def tracker(
-    directory: Path | None,
-    run: RunConfig,
-    training: TrainingLoop,
-    again: bool = False,
-    base: Path | None = None,
+    directory: Path | None, run: RunConfig, training: TrainingLoop, again: bool = False
 ) -> LoggerGroup:
     """Return what a run writes: history, metrics, event files, console.
 
     Without a folder only what its options name.
 
-    If a run is continued (`again`), what it wrote beyond its current step is dropped. Paths in the options
-    are relative to `base`; None: to the working directory.
+    If a run is continued (`again`), what it wrote beyond its current step is dropped.
     """
     resume = training.step if again or training.driver.step else None
-    history = located(run, base).history_checkpoint or (
-        None if directory is None else directory / "history.parquet"
-    )
+    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
     sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
         sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
         sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
     sinks.append(console(run, training))
     if run.monitor_session is not None:
-        sinks.append(monitored(directory, run, training, base))
+        sinks.append(monitored(directory, run, training))
     return LoggerGroup(sinks)
 
 
@@ -60,9 +53,7 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
     )
 
 
-def monitored(
-    directory: Path | None, run: RunConfig, training: TrainingLoop, base: Path | None = None
-) -> WandB:
+def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) -> WandB:
     """Return the Weights & Biases sink of a run.
 
     A later part continues the same W&B run, whose id the folder holds, or else the progress.
@@ -73,7 +64,7 @@ def monitored(
         known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
     config = {"agent": training.specification["agent"], "run": run.to_dict()}
-    sink = WandB(run.monitor_session, directory or base or working_directory(), config, known)
+    sink = WandB(run.monitor_session, directory or working_directory(), config, known)
     training.progress.monitored = sink.id
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

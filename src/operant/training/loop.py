@@ -12,23 +12,24 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
-from operant.agents.base.learner import Learner, TrainState, with_empty_buffer, without_buffer
+from operant.agents.base.learner import TrainState, with_empty_buffer, without_buffer
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
 from operant.spec import traced
 from operant.spec.run import RunConfig
 from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
 from operant.training import signals
+from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
 from operant.training.evaluate import Evaluation
-from operant.training.progress import EvaluationScores, Progress
+from operant.training.progress import EvaluationScores, Progress, of_this_state
 
 LOG_SECONDS = 1.0
 """Seconds between two reports, if `log_frequency` is not given."""
@@ -36,77 +37,6 @@ CALL_SECONDS = 1.0
 """How long a driver may go on before the loop looks at the clock, and whether the user has ended the run."""
 PATIENCE_SECONDS = 5.0
 """How long a run that the user has ended may take to complete the block that was begun."""
-
-
-class Driver(Protocol):
-    """What the loop needs of a driver."""
-
-    @property
-    def learner(self) -> Learner:
-        """The algorithm."""
-        ...
-
-    def advance(self, blocks: int) -> list[EpisodeResult]:
-        """Collect and learn from that many blocks."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return the averages of the metrics since the last call."""
-        ...
-
-    @property
-    def train(self) -> TrainState:
-        """Everything that is needed to continue, except the environments."""
-        ...
-
-    @property
-    def learnt(self) -> TrainState:
-        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the
-        device.
-        """
-        ...
-
-    unreported: Sequence[EpisodeResult]
-    """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
-    deadline: float
-    """Time (`time.perf_counter`) from which an incomplete block is given up, if the driver can do that."""
-    blocks: int
-    """Most blocks of one call: after so many the loop looks at the target."""
-    block_steps: int
-    """Environment steps of one block, if no episode ends in it."""
-
-    @property
-    def step(self) -> int:
-        """Environment steps so far."""
-        ...
-
-    def put(self, train: TrainState) -> None:
-        """Replace the learning state, before the run begins."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the environments' part of what is needed to continue."""
-        ...
-
-    def snapshot_like(self) -> dict[str, Any]:
-        """Return the shapes of a snapshot."""
-        ...
-
-    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
-        """Continue from there, at a step of the run (default: that of the counters)."""
-        ...
-
-    def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics`."""
-        ...
-
-    def scale_lr(self, factor: float) -> tuple[float, float]:
-        """Multiply the learning rate; return the old and the new one."""
-        ...
-
-
-Agree: TypeAlias = Callable[[float, bool], tuple[float, bool]]
-"""Turns seconds and a flag of this process into those that hold for all processes of a run."""
 
 
 class Outcome(NamedTuple):
@@ -129,7 +59,7 @@ class Outcome(NamedTuple):
     def summary(self) -> str:
         """One line for the user."""
         mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
-        counts = f"{self.step} steps, {self.episodes} games, mean reward {mean}"
+        counts = f"{self.step} steps, {self.episodes} episodes, mean return {mean}"
         if self.skipped:
             counts += f", {self.skipped} gradient step(s) left out"
         if self.evaluated.best_reward is not None:
@@ -152,8 +82,6 @@ class TrainingLoop:
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
-        agree: turns seconds and a flag of this process into those that hold for all processes of the run;
-            None: there is one.
         progress: how far an earlier part of the run came, which this one continues and updates; None: there
             was none.
     """
@@ -168,7 +96,6 @@ class TrainingLoop:
         directory: Path | None = None,
         on_best: Callable[[TrainState], None] | None = None,
         unjudged: Callable[[TrainState], str | None] | None = None,
-        agree: Agree | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.definition = definition
@@ -179,7 +106,6 @@ class TrainingLoop:
         self.directory = directory
         self.on_best = on_best
         self.unjudged = unjudged
-        self._agree = agree
         self.progress = Progress(run) if progress is None else progress
         self.most_blocks: int | None = None
         """Blocks after which the run ends, whatever its options say: used to repeat a run up to where it
@@ -237,8 +163,10 @@ class TrainingLoop:
         """
         if "training" not in saved.header:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
-        told, fresh = saved.header["training"], self.driver.train
-        self.memory_anew = not told.get("memory", True)
+        header, fresh = saved.header["training"], self.driver.train
+        with of_this_state(saved.path):
+            self.memory_anew, ended = not header["memory"], header["ended"]
+            Progress(self.run).restore(header)
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
         saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
@@ -250,11 +178,11 @@ class TrainingLoop:
         if self.memory_anew:
             train = train._replace(memory=with_empty_buffer(fresh).memory)
         if changed:
-            own = np.isin(traced(type(self.definition.config)), list(changed))
-            train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))
-        self.driver.restore(train, tree["driver"], told["step"])
-        self.progress.restore(told)
-        self.ended = told.get("ended")
+            config = np.isin(traced(type(self.definition.config)), list(changed))
+            train = train._replace(hyper=np.where(config, fresh.hyper, train.hyper))
+        self.driver.restore(train, tree["driver"], header["step"])
+        self.progress.restore(header)
+        self.ended = ended
 
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
@@ -263,7 +191,7 @@ class TrainingLoop:
         last checkpoint, which the resumed run drops and writes again; the other way round their episodes
         would be lost.
         """
-        if self.directory is None and self._agree is None:
+        if self.directory is None and self.driver.processes == 1:
             return None
         return self.write(self.directory, keep=self.run.keep_checkpoints, memory=self.run.save_memory)
 
@@ -305,7 +233,11 @@ class TrainingLoop:
             SystemExit: likewise, what a callback or a vector of the user's raised.
         """
         try:
-            return self._loop()
+            with signals.orderly(self.interrupt):
+                reason = self.begin()
+                while reason is None:
+                    reason = self.take(self.driver.advance(self.blocks()))
+                return self.end(reason)
         except (Exception, SystemExit):
             self.fail(self.driver.unreported)
             raise
@@ -319,18 +251,11 @@ class TrainingLoop:
         # The first error is the one to raise; and a report that fails must not cost the checkpoint.
         with contextlib.suppress(Exception):
             self._account(unreported)
-        if self._agree is None:  # with several processes, the others do something else by now
+        if self.driver.processes == 1:  # with several processes, the others do something else by now
             with contextlib.suppress(Exception):
                 self._report_rest()
             with contextlib.suppress(Exception):
                 self.save()
-
-    def _loop(self) -> Outcome:
-        with signals.orderly(self.interrupt):
-            reason = self.begin()
-            while reason is None:
-                reason = self.take(self.driver.advance(self.blocks()))
-            return self.end(reason)
 
     def begin(self) -> str | None:
         """Start the clock; return the reason if there is nothing to do."""
@@ -344,9 +269,9 @@ class TrainingLoop:
         self._called_off = False
         self.driver.deadline = math.inf
         self._pace, self._called = 1, time.perf_counter()
-        if found := self._evaluate():  # one that was interrupted
+        if scores := self._evaluate():  # one that was interrupted
             self.progress.logged = self.progress.score.episodes
-            self._log(found)
+            self._log(scores)
         return self._stop() or ("callback" if self._called_off else None)
 
     def blocks(self) -> int:
@@ -360,7 +285,7 @@ class TrainingLoop:
                 left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
-        if self._agree is None:  # processes that train together make the same calls
+        if self.driver.processes == 1:  # processes that train together make the same calls
             blocks = min(blocks, self._pace)
         for every in (self.run.eval_frequency, self.run.save_frequency):
             if every is not None:
@@ -374,11 +299,11 @@ class TrainingLoop:
         """Account for the episodes that ended in those blocks, log and save when due, and return why the
         run ends, if it does.
         """
-        self.progress.elapsed, self._ending = self._agreed(self._time() - self._begun, self._interrupted)
+        self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
         self._account(finished)  # before an evaluation, which may fail
-        found = self._evaluate()
+        scores = self._evaluate()
         if self._left:
             reason = "interrupted" if self._ending else None
         else:
@@ -390,18 +315,18 @@ class TrainingLoop:
         due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
         if self.run.log_frequency is not None:
             due = self._looks and episodes - self.progress.logged >= self.run.log_frequency
-        if due or found:
+        if due or scores:
             self.progress.logged = episodes
-        if due or found or reason is not None:
-            found["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
+        if due or scores or reason is not None:
+            scores["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
             self._logged = now, self.driver.step
-            self._log(found)
+            self._log(scores)
             if reason is None and self._called_off:
                 reason = "callback"
         if self._due_to_save(now) and reason is None:
             with self._meanwhile():
                 self.save()
-            self._saved, _ = self._agreed(self._time() - self._begun, False)
+            self._saved, _ = self.driver.agree(self._time() - self._begun, False)
             self._saved_step = self.step
         self._called = time.perf_counter()
         return reason
@@ -421,10 +346,8 @@ class TrainingLoop:
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for writing files that are not the last of a run: training survives a full
-        disk.
-        """
-        return durable.outliving(f"No checkpoint at step {self.step}")
+        """Return a context for writing files that are not the last of a run."""
+        return durable.outliving(f"No checkpoint at step {self.step}", f"checkpoints {self.directory}")
 
     @property
     def _looks(self) -> bool:
@@ -444,30 +367,30 @@ class TrainingLoop:
             return {}
         began = time.perf_counter()
         try:
-            found = self._scored(evaluation, last)
+            scores = self._scored(evaluation, last)
         finally:  # even if it fails, this time does not count as training
             evaluation.evaluator.seconds += time.perf_counter() - began
         self._ending = self._interrupted  # meanwhile; there is one process
-        return found
+        return scores
 
     def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
         """Evaluate the policy after the last evaluation, and keep one that is better than ever.
 
         Return what is to be reported.
         """
-        step, found = self.step, dict[str, float]()
+        step, values = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
         if finished is not None:
             rewards = [ended.reward for ended in finished]
             mean = sum(rewards) / len(rewards)
             self.progress.evaluated = now = last.next(step, mean)
             assert now.best_reward is not None
-            best = found["evaluation/reward_best"] = now.best_reward
-            found["evaluation/reward_mean"] = mean
-            found["evaluation/reward_std"] = float(np.std(rewards))
-            found["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
+            best = values["evaluation/reward_best"] = now.best_reward
+            values["evaluation/reward_mean"] = mean
+            values["evaluation/reward_std"] = float(np.std(rewards))
+            values["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
             for name, value in info_means(ended.info for ended in finished).items():
-                found[f"evaluation/{name}"] = value
+                values[f"evaluation/{name}"] = value
             if evaluation.sink is not None:
                 seconds = self.progress.elapsed
                 evaluation.sink.episodes(
@@ -479,7 +402,7 @@ class TrainingLoop:
             if now.best_step == step:
                 with self._meanwhile():
                     self._keep_best()
-        return found
+        return values
 
     def _keep_best(self) -> None:
         """Write the policy of the best evaluation."""
@@ -504,8 +427,7 @@ class TrainingLoop:
             raise OSError(
                 error.errno or errno.EIO,
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written "
-                "to "
-                f"{shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
+                f"to {shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
             ) from error
         return self._outcome(reason)
 
@@ -518,19 +440,15 @@ class TrainingLoop:
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
         with self._meanwhile():
-            if said := self.unjudged(self.driver.learnt):
-                missing = "a mean reward" if self.evaluation is None else "an evaluation"
-                self.sinks.message(f"The run ended before there was {missing} to judge by: {said}")
+            if outcome := self.unjudged(self.driver.learnt):
+                missing = "a mean return" if self.evaluation is None else "an evaluation"
+                self.sinks.message(f"The run ended before there was {missing} to judge by: {outcome}")
 
     def _time(self) -> float:
         """Return the time of a clock that is stopped during evaluations, including those of runs beside
         this one.
         """
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
-
-    def _agreed(self, seconds: float, flag: bool) -> tuple[float, bool]:
-        """Return seconds and a flag as they hold for all processes of the run."""
-        return (seconds, flag) if self._agree is None else self._agree(seconds, flag)
 
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
@@ -543,24 +461,24 @@ class TrainingLoop:
             mean = score.add(ended.reward, ended.length, ended.info)
             step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
             self.progress.monitor.check(step, score)
-            told = ended.reward, ended.length, ended.actor
-            episodes.append(EpisodeRecord(step, seconds, *told, mean, score.best, ended.info))
+            episode = ended.reward, ended.length, ended.actor
+            episodes.append(EpisodeRecord(step, seconds, *episode, mean, score.best, ended.info))
         if episodes:
             self.sinks.episodes(episodes)
 
-    def _log(self, found: dict[str, float]) -> None:
-        """Report what was found, the metrics and the last episodes: to the callback first, then to the
+    def _log(self, scores: dict[str, float]) -> None:
+        """Report scores of evaluations, the metrics and the last episodes: to the callback first, then to the
         sinks.
         """
-        record = self._record(found)
+        record = self._record(scores)
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile():
                 self._keep_best()
         try:
             if self.on_record is not None:
-                told = record._replace(values=dict(record.values))
-                self._called_off = self.on_record(told) is False
-                record = told._replace(values=numbers(told.values))
+                changed = record._replace(values=dict(record.values))
+                self._called_off = self.on_record(changed) is False
+                record = changed._replace(values=numbers(changed.values))
         finally:  # without what the callback added, if it fails
             self.sinks.record(record)
 
@@ -569,9 +487,9 @@ class TrainingLoop:
         if self.driver.step > self._logged[1]:
             self.sinks.record(self._record({}))
 
-    def _record(self, found: dict[str, float]) -> Record:
-        """Return a record of what was found, the metrics and the last episodes."""
-        values = {**found, **self.driver.metrics()}
+    def _record(self, scores: dict[str, float]) -> Record:
+        """Return a record of scores of evaluations, the metrics and the last episodes."""
+        values = {**scores, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
         if skipped and self.progress.skipped == skipped:  # the first ones; at the end all are told

@@ -8,20 +8,24 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvironmentError, UsageError, working_directory
+from operant.errors import EnvironmentError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
-from operant.tracking import Console, LoggerGroup, interval
+from operant.tracking import LoggerGroup, interval
 from operant.tracking.record import Record
 from operant.training import signals
+from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
-from operant.training.loggers import tracker
+from operant.training.loggers import console, tracker
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
@@ -33,9 +37,6 @@ from operant.training.train import (
     resuming,
     train,
 )
-
-if TYPE_CHECKING:
-    from operant.training.drivers.seeds import MultiSeedRunner
 
 SINGLE = ("resume", "checkpoints", "history_checkpoint", "monitor_session", *TOGETHER)
 """Options that name what belongs to a single run, or that divide one among devices and processes."""
@@ -67,7 +68,7 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
         OperantError: the plan cannot be carried out.
         SystemExit: the process was asked to terminate while the runs followed one another.
     """
-    run = plan.run.replace(env=catalog.full_id(plan.run.env))
+    run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
     plan = plan._replace(run=run)
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
@@ -79,7 +80,7 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
     first = secrets.randbelow(2**31) if run.seed is None else run.seed
     definition = fitting(parse_agent(plan.agent, **plan.options), run.weights)
     if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
-        # Files are looked for once: the first seed's environments may change the working directory.
+        # Files are read once, for all seeds.
         plan = plan._replace(agent=definition, options={})
     with claimed(run, definition.name) as directory:
         return _replicate(plan, first, n_seeds, directory, command)
@@ -91,15 +92,14 @@ def _replicate(
     """Train with the seeds from `first` on, in folders within `directory`."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
-    base = working_directory()  # the first one's environments may change the working directory
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
     if catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
-        results = _together(plan, runs, base, command)
+        results = _together(plan, runs, command)
     else:
         results = []
-        for own in runs:
+        for each in runs:
             with signals.terminating():  # Ctrl-C ends one seed, the request to terminate all
-                results.append(train(plan._replace(run=own), command, base))
+                results.append(train(plan._replace(run=each), command))
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
@@ -122,82 +122,54 @@ def _farewell(
         lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
-        lines = [f"Mean reward over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {directory}"])
+        lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
+    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
 
 
-def _together(
-    plan: ExperimentConfig, given: Sequence[RunConfig], base: Path, command: str | None
-) -> list[TrainingResult]:
-    """Train all at once, on a JAX-native environment; paths are relative to `base`."""
-    runs = [located(run, base) for run in given]
+def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
+    """Train all at once, on a JAX-native environment."""
     definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
 
-    import jax
-    import jax.numpy as jnp
-
-    from operant.training.drivers.seeds import MultiSeedRunner, SeedDriver
-
     keys = jnp.stack([jax.random.key(run.seed or 0) for run in runs])
-    population = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
-    if not population.mapped:
+    runner = MultiSeedRunner(learner, environments.native, runs[0].n_envs, keys, name=runs[0].env)
+    if not runner.mapped:
         threads = threads_together(definition, environments, runs[0], len(runs))
-        given = [run.replace(threads=threads) for run in given]
+        runs = [run.replace(threads=threads) for run in runs]
     trainings: list[TrainingLoop] = []
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
-            session = ExperimentSetup(definition, environments, run, learner, SeedDriver(population, i))
+            setup = ExperimentSetup(definition, environments, run, learner, runner.drivers[i])
             directory = Path(run.run_dir or "")
-            training = session.training(run, LoggerGroup(), directory / "checkpoints")
+            training = setup.training(run, LoggerGroup(), directory / "checkpoints")
             if run.weights:
-                session.weights.load(session.driver)
+                setup.weights.load(setup.driver)
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(directory))
-            describe(
-                directory,
-                definition.to_dict(),
-                given[i],
-                environments,
-                command,
-                base=base,
-                together=len(runs) if population.mapped else None,
-            )
-            training.sinks = sinks = tracker(directory, given[i].replace(quiet=True), training, base=base)
+            together = len(runs) if runner.mapped else None
+            describe(directory, definition.to_dict(), run, environments, command, together=together)
+            training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
             stack.callback(sinks.close)
             trainings.append(training)
-        display = LoggerGroup([_display(runs[0], len(runs))])
+        total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
+        display = LoggerGroup([console(runs[0].replace(max_steps=total), trainings[0])])
         display.message(
             f"Training {definition.name} on {runs[0].env}: {len(runs)} seeds at once, {runs[0].n_envs} "
-            f"environment{'s' if runs[0].n_envs > 1 else ''} each, "
-            f"{environments.how}; seeds {runs[0].seed} to {runs[-1].seed}; runs "
-            f"{Path(given[0].run_dir or '').parent}"
+            f"environment{'s' if runs[0].n_envs > 1 else ''} each, {environments.how}; seeds {runs[0].seed} "
+            f"to {runs[-1].seed}; runs {shown(Path(runs[0].run_dir or '').parent)}"
         )
         for text in definition.remarks(trainings[0].own_steps):
             display.message(text)
         with evaluating(trainings, learner):
-            outcomes = _loop(population, trainings, display)
+            outcomes = _loop(runner, trainings, display)
     return [
-        TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, given, strict=True)
+        TrainingResult(outcome, Path(run.run_dir or "")) for outcome, run in zip(outcomes, runs, strict=True)
     ]
 
 
-def _display(run: RunConfig, count: int) -> Console:
-    """Return a console for the sums and means of all runs."""
-    return Console(
-        max_steps=None if run.max_steps is None else run.max_steps * count,
-        target_reward=run.target_reward,
-        display_precision=run.display_precision,
-        log_frequency=run.log_frequency,
-        quiet=run.quiet,
-    )
-
-
-def _loop(
-    population: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup
-) -> list[Outcome]:
-    """Let the population advance, and let each run look at its progress where it would if trained alone."""
+def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
+    """Let the runs advance, and let each run look at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
     finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
@@ -214,30 +186,30 @@ def _loop(
         for training in trainings:
             training.interrupt()
 
-    began = shown = time.perf_counter()
+    began = logged = time.perf_counter()
     try:
         with signals.orderly(interrupt):
             for i, training in enumerate(trainings):
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                ended = population.advance(count, wanted)
+                ended = runner.advance(count, wanted)
                 for i in wanted:
                     finished[i] += ended[i]
                     wanted[i] -= count
                 for i in tuple(wanted):
-                    if (fault := population.faults[i]) is not None:
+                    if (fault := runner.faults[i]) is not None:
                         raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
                     if not wanted[i]:
                         taken, finished[i] = finished[i], []
                         go_on(i, trainings[i].take(taken))
                 now = time.perf_counter()
-                if now - shown >= LOG_SECONDS:
-                    shown = now
+                if now - logged >= LOG_SECONDS:
+                    logged = now
                     display.record(_summary(trainings, outcomes, now - began))
     except Exception:
         for i in wanted:
-            trainings[i].fail([*finished[i], *population.unreported[i]])
+            trainings[i].fail([*finished[i], *runner.unreported[i]])
         raise
     finally:
         display.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from operant.errors import CheckpointError, shown
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
 from operant.training.episodes import RollingScore
@@ -86,10 +90,26 @@ class Progress:
     def restore(self, data: dict[str, Any]) -> None:
         """Continue from what `to_dict` returned."""
         self.elapsed = data["elapsed"]
-        self.skipped = data.get("skipped", 0)
-        self.origin = Origin(**data.get("origin", {}))
-        self.evaluated = EvaluationScores(**data.get("evaluated", {}))
-        self.draws = data.get("draws", 0)
+        self.skipped = data["skipped"]
+        self.origin = Origin(**data["origin"])
+        self.evaluated = EvaluationScores(**data["evaluated"])
+        self.draws = data["draws"]
         self.score.restore(data["score"])
-        self.logged = data.get("logged", self.score.episodes)
+        self.logged = data["logged"]
         self.monitor.restore(data["monitor"])
+
+
+@contextlib.contextmanager
+def of_this_state(path: str | Path) -> Iterator[None]:
+    """Refuse a file of an earlier, unreleased state of operant: one that lacks what is read inside.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(
+            f"{shown(path)!r} comes from an earlier, unreleased state of operant ({error} is missing), whose "
+            "files are not read. Train anew, in another folder."
+        ) from None

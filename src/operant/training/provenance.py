@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    found = {
+    facts = {
         "device": device.device_kind,
         "processor": platform.machine(),
         "processors": os.cpu_count(),
@@ -44,8 +44,8 @@ def machine() -> dict[str, Any]:
         "precision": jax.config.jax_default_matmul_precision or "default",  # type: ignore[attr-defined]
     }
     if device.platform == "gpu":
-        found["deterministic"] = DETERMINISTIC in os.environ.get("XLA_FLAGS", "")
-    return found
+        facts["deterministic"] = DETERMINISTIC in os.environ.get("XLA_FLAGS", "")
+    return facts
 
 
 def digest(path: str | Path) -> str:
@@ -65,8 +65,8 @@ def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
     None if git or a repository with a commit is missing, or gives no answer in time. The branch is None if
     none is checked out; `changes` is None if looking for them takes too long.
     """
-    found = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
-    lines = [] if found is None else found.split()
+    answer = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    lines = [] if answer is None else answer.split()
     if len(lines) != 2:
         return None
     commit, branch = lines

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.agents.table import resolve
-from operant.errors import SpecError, UsageError, shown, working_directory
+from operant.errors import SpecError, UsageError, shown
 from operant.spec import Config, option
 from operant.tracking.runs import read_run
 
@@ -125,21 +125,20 @@ def reproduce(
                 f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={value!r}. "
                 "Leave it out."
             )
-    base = working_directory()  # environments may change the working directory
+    changes = _changes(record.data)
     with contextlib.ExitStack() as stack:
-        place = base / (
+        place = Path(
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-reproduce-"))
-        )
+        ).absolute()
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
         step = _repeat(record, place, config)
-        return _compared(record, place, step, config.max_steps is None, _changes(record.data, base))
+        return _compared(record, place, step, config.max_steps is None, changes)
 
 
 def _record(directory: Path) -> RunRecord:
     """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
-    from operant.spec.run import located
     from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
     from operant.training.train import resumed
@@ -148,39 +147,38 @@ def _record(directory: Path) -> RunRecord:
         raise SpecError(
             f"There is no run in {str(directory)!r}: run.json is missing.{runs_within(directory)}"
         )
-    run = located(resumed(directory, {}).run)
+    directory = directory.absolute()
+    run = resumed(directory, {}).run
     data = read_run(directory / "run.json")
-    whole = working_directory() / directory
-    newest = checkpoint.latest(whole / "checkpoints")
+    newest = checkpoint.latest(directory / "checkpoints")
     if newest is None:
-        raise SpecError(f"{str(directory)!r} cannot be reproduced: it has no checkpoint to compare with.")
+        raise SpecError(f"{shown(directory)!r} cannot be reproduced: it has no checkpoint to compare with.")
     training = checkpoint.read_header(newest)["training"]
     for reason in _obstacles(data, training, run):
-        raise SpecError(f"{str(directory)!r} cannot be reproduced: {reason}")
+        raise SpecError(f"{shown(directory)!r} cannot be reproduced: {reason}")
     # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
     run = run.replace(target_reward=None, max_steps=FOREVER)
-    if data.get("vector") is not None:
+    if data["vector"] is not None:
         run = run.replace(vector=data["vector"])
-    history = Path(run.history_checkpoint) if run.history_checkpoint else whole / "history.parquet"
-    return RunRecord(directory, data, run, history, newest, training, Origin(**training.get("origin", {})))
+    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    return RunRecord(directory, data, run, history, newest, training, Origin(**training["origin"]))
 
 
 def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
     """Yield why a run cannot be repeated."""
     from operant.training import provenance
 
-    if training.get("ended") == "failed":
+    if training["ended"] == "failed":
         yield "it was ended by an environment that failed, in the middle of a step."
-    if data.get("together") is not None:
+    if data["together"] is not None:
         yield (
             f"it was trained at once with other seeds ({data['together']} in all), and one program for many "
-            "adds up in "
-            "another order than one for a single run."
+            "adds up in another order than one for a single run."
         )
-    if data.get("loaded") is not None:
+    if data["loaded"] is not None:
         yield f"it went on from a checkpoint of elsewhere, {data['loaded']!r}."
     parts = data.get("resumed", [])
-    if parts and data.get("vector") is not None:
+    if parts and data["vector"] is not None:
         yield (
             f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
             "Only runs in JAX-native environments continue exactly."
@@ -201,10 +199,10 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
             f"it was resumed at step {moved[0]} on another number of devices, whose sums are added up in "
             "another order."
         )
-    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts) if "machine" in part))
+    kinds = list(dict.fromkeys(part["machine"]["device"] for part in (data, *parts)))
     if len(kinds) > 1:
         yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
-    for path, digest in data.get("weights", {}).items():
+    for path, digest in data["weights"].items():
         if not Path(path).exists():
             yield f"the weights {path!r}, from which it began, do not exist here."
         elif provenance.digest(path) != digest:
@@ -228,9 +226,9 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         quiet=config.quiet,
         save_seconds=SELDOM,
         save_frequency=None,
-        save_memory=record.training.get("memory", True),
+        save_memory=record.training["memory"],
     )
-    environments = make_environments(run, stored=True)
+    environments = make_environments(run)
     try:
         session = ExperimentSetup(parse_agent(record.data["agent"]), environments, run)
         training = session.training(run, LoggerGroup(), place / "checkpoints")
@@ -243,7 +241,7 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
         try:
             sinks.message(
-                f"Reproducing {record.directory}: {record.data['agent']['type']} on {run.env}, seed "
+                f"Reproducing {shown(record.directory)}: {record.data['agent']['type']} on {run.env}, seed "
                 f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
@@ -266,7 +264,7 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
         steps = max_steps - record.origin.step
         blocks = min(blocks, math.ceil(steps / session.driver.block_steps))
     if blocks < 1:
-        raise SpecError(f"{str(record.directory)!r} cannot be reproduced: there is no step to repeat.")
+        raise SpecError(f"{shown(record.directory)!r} cannot be reproduced: there is no step to repeat.")
     return blocks
 
 
@@ -325,9 +323,9 @@ def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> 
         return None
     columns = read_history(path)
     steps = columns["step"]
-    rows = np.flatnonzero(steps > record.origin.step)[:most]
-    rows = rows[steps[rows] <= step]
-    return {name: column[rows] for name, column in columns.items() if name not in CLOCKED}
+    within = np.flatnonzero(steps > record.origin.step)[:most]
+    within = within[steps[within] <= step]
+    return {name: column[within] for name, column in columns.items() if name not in CLOCKED}
 
 
 def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
@@ -351,22 +349,19 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
     return differences
 
 
-def _changes(data: dict[str, Any], base: Path) -> list[str]:
-    """Return which versions, machine and commit (of the code in the folder `base`) were different when the
-    run was made.
-    """
+def _changes(data: dict[str, Any]) -> list[str]:
+    """Return which versions, machine and commit of the code were different when the run was made."""
     from operant.training import provenance
 
     last = (data.get("resumed") or [data])[-1]
     now = {
         "versions": provenance.versions(),
         "machine": provenance.machine(),
-        "git": provenance.git_state(base) or {},
+        "git": provenance.git_state() or {},
     }
     changes = []
     for part, values in now.items():
-        then = last.get(part) or {}
-        # What was not recorded says nothing.
+        then = last[part] or {}
         for name in then or values:
             if then.get(name) != values.get(name):
                 changes.append(f"{name} {_text(then.get(name))}, now {_text(values.get(name))}")

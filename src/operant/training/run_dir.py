@@ -15,7 +15,7 @@ from operant import checkpoint
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
 from operant.spec import plain, read_json
-from operant.spec.run import RunConfig, located
+from operant.spec.run import RunConfig
 from operant.tracking.history import check_place
 from operant.tracking.record import Origin
 from operant.tracking.runs import read_run
@@ -27,8 +27,8 @@ LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_epi
 """Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
 BEST = "best"
 """Folder within a run's that holds the checkpoint of its best evaluation."""
-CLAIM = ".claim"
-"""File that says that a process trains in a folder."""
+LOCK = ".lock"
+"""File that the system locks for the process that trains in a folder, until that ends or dies."""
 
 
 def new_directory(run: RunConfig, agent: str) -> Path:
@@ -61,75 +61,57 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run and claim it at once, so that no other process does.
-
-    It is removed afterwards if nothing was written.
+    """Choose the folder of a run, and hold it. It is removed afterwards if nothing was written.
 
     Raises:
         SpecError: it would be inside a file.
-        UsageError: the folder in the options is not empty, or another process took it.
+        UsageError: the folder in the options is not empty, or another process holds it.
     """
     while True:
-        directory = new_directory(run, agent)
-        with _made(directory):
+        directory = new_directory(run, agent).absolute()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_existing(directory))
             try:
-                (directory / CLAIM).touch(exist_ok=run.run_dir is not None and _is_abandoned(directory))
-            except FileExistsError:
-                continue  # somebody was faster
-            with held(directory):
-                for left in filter(Path.is_file, directory.glob(f"{durable.TEMPORARY}*")):
-                    left.unlink(missing_ok=True)
-                yield directory
+                stack.enter_context(held(directory))
+            except UsageError:
+                if run.run_dir is None:
+                    continue  # somebody was faster
+                raise
+            for left in filter(Path.is_file, directory.glob(f"{durable.TEMPORARY}*")):
+                left.unlink(missing_ok=True)
+            yield directory
             return
 
 
 def _is_free(directory: Path) -> bool:
-    """Tell whether a folder is empty, except for the claim of a process that died before it wrote what its
-    run is.
+    """Tell whether a folder is empty, except for what a process left that died before it wrote what its run
+    is.
     """
     paths = list(directory.iterdir())
-    left = all(
-        _is_free(path) if path.is_dir() else path.name == CLAIM or path.name.startswith(durable.TEMPORARY)
-        for path in paths
+    return not paths or (
+        (directory / LOCK).exists()
+        and all(
+            _is_free(path) if path.is_dir() else path.name == LOCK or path.name.startswith(durable.TEMPORARY)
+            for path in paths
+        )
     )
-    return not paths or (left and (directory / CLAIM).exists() and _is_abandoned(directory))
 
 
-def _is_abandoned(directory: Path) -> bool:
-    """Tell whether no process holds a folder.
-
-    False if the file system has no locks, since this is not known then.
-    """
-    try:
-        os.close(durable.hold(directory.resolve()))
-    except OSError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Lock the folder of a run, which exists, against other processes that would train in it.
-
-    Its claim is removed afterwards, even if a process that died left it.
+def held(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the folder of a run, which exists, against other processes that would train in it.
 
     Raises:
         UsageError: another process trains in it.
     """
-    refusal = (
-        f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run."
+    return _locked(
+        directory,
+        f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run.",
     )
-    claim = directory.absolute() / CLAIM  # the working directory may change
-    with _alone(directory, refusal):
-        try:
-            yield
-        finally:
-            claim.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def history_held(path: str | Path | None) -> Iterator[None]:
-    """Lock the history that a run names against other runs, which would overwrite its rows.
+    """Hold the history that a run names against other runs, which would overwrite its rows.
 
     One that is missing is made, and removed afterwards if nothing was written.
 
@@ -140,17 +122,16 @@ def history_held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    folder = check_place(shown(path), "history_checkpoint")
+    folder = check_place(shown(path), "history_checkpoint").absolute()
     refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
-    with _made(folder), _alone(folder, refusal):
+    with _existing(folder), _locked(folder, refusal):
         yield
 
 
 @contextlib.contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _existing(folder: Path) -> Iterator[None]:
     """Make a folder if it is missing; it is then removed afterwards if nothing was written."""
-    whole = folder.absolute()  # the working directory may change
-    missing = [path for path in (whole, *whole.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -161,14 +142,25 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Lock a folder; if another process has locked it, refuse."""
+def _locked(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file of a folder; if another process holds it, refuse."""
+    file = folder.absolute() / LOCK
     with contextlib.ExitStack() as stack:
+        while True:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            stack.callback(os.close, descriptor)
+            try:
+                durable.lock(descriptor)
+            except BlockingIOError:
+                raise UsageError(refusal) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    break  # else whoever held it has just removed it
         try:
-            stack.enter_context(durable.locked(folder, wait=False))
-        except BlockingIOError:
-            raise UsageError(refusal) from None
-        yield
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it is gone, or the system removes no open files
+                file.unlink()
 
 
 class RunEntry(NamedTuple):
@@ -200,15 +192,15 @@ def runs_in(place: str | Path) -> list[RunEntry]:
 
 def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]:
     """Return the runs as `runs_in` does, and by folder why others cannot be read."""
-    found, unread = [], {}
+    runs, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
-            found.append(_entry(file.parent, read_run(file)))
+            runs.append(_entry(file.parent, read_run(file)))
         except (SpecError, CheckpointError) as error:
             unread[file.parent] = str(error)
         except (KeyError, TypeError, AttributeError):
             unread[file.parent] = f"{str(file)!r} does not describe a run."
-    return sorted(found, key=lambda entry: (entry.begun, entry.directory)), unread
+    return sorted(runs, key=lambda entry: (entry.begun, entry.directory)), unread
 
 
 def runs_within(directory: str | Path) -> str:
@@ -217,7 +209,7 @@ def runs_within(directory: str | Path) -> str:
     Else an empty text.
     """
     runs = runs_in(directory)
-    return f" It holds runs: give one of them, such as {str(runs[0].directory)!r}." if runs else ""
+    return f" It holds runs: give one of them, such as {shown(runs[0].directory)!r}." if runs else ""
 
 
 def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
@@ -231,11 +223,11 @@ def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
         return entry
     training = header["training"]
     return entry._replace(
-        step=training["step"] + training.get("origin", {}).get("step", 0),
+        step=training["step"] + training["origin"]["step"],
         episodes=training["score"]["episodes"],
         rewards=training["score"]["rewards"],
-        best_evaluation=training.get("evaluated", {}).get("best_reward"),
-        ended=training.get("ended"),
+        best_evaluation=training["evaluated"]["best_reward"],
+        ended=training["ended"],
     )
 
 
@@ -246,7 +238,6 @@ def describe(
     environments: Environments,
     command: str | None,
     *,
-    base: Path | None = None,
     together: int | None = None,
     given: bool = False,
     fits: int = 1,
@@ -261,7 +252,6 @@ def describe(
         run: its options.
         environments: what it trains in.
         command: how it was begun; None: as this process was.
-        base: the folder that paths are relative to, that of the user's code; None: the working directory.
         together: how many runs are one program mapped over their seeds.
         given: whether the environments are objects that cannot be made again from an id.
         fits: in how many parts (calls of `fit`) one program has trained it.
@@ -272,7 +262,7 @@ def describe(
     data = {
         "agent": agent,
         "run": run.to_dict(),
-        **_circumstances(command, base),
+        **_circumstances(command),
         "together": together,
         "given": given,
         "fits": fits,
@@ -280,10 +270,7 @@ def describe(
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "preprocessed": environments.preprocessed,
-        "weights": {
-            path: provenance.digest(place)
-            for path, place in zip(run.weights, located(run, base).weights, strict=True)
-        },
+        "weights": {path: provenance.digest(path) for path in run.weights},
     }
     _write(directory, data)
 
@@ -294,7 +281,6 @@ def describe_resume(
     run: RunConfig,
     command: str | None,
     options: Mapping[str, Any],
-    base: Path | None = None,
 ) -> None:
     """Add to `run.json` that the run is resumed: from which step, by which versions, with which options
     changed.
@@ -303,7 +289,7 @@ def describe_resume(
     entry = {
         "step": training.driver.step,
         **{name: getattr(run, name) for name in LIMITS},
-        **_circumstances(command, base),
+        **_circumstances(command),
     }
     if options:
         entry["options"] = dict(options)
@@ -313,14 +299,14 @@ def describe_resume(
     _write(directory, data)
 
 
-def _circumstances(command: str | None, base: Path | None) -> dict[str, Any]:
+def _circumstances(command: str | None) -> dict[str, Any]:
     """Return when, how and with what a run begins."""
     return {
         "command": command if command is not None else " ".join(sys.argv),
         "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": provenance.versions(),
         "machine": provenance.machine(),
-        "git": provenance.git_state(base or "."),
+        "git": provenance.git_state(),
     }
 
 

@@ -8,15 +8,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
+from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import Learner, TrainState
 from operant.agents.base.protocol import Algorithm
 from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
+from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
 from operant.tracking.record import Logger
+from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.devices import Devices
+from operant.training.drivers.driver import Driver
+from operant.training.drivers.host import HostDriver
 from operant.training.environments import Environments
-from operant.training.loop import Driver, TrainingLoop
+from operant.training.loop import TrainingLoop
 from operant.training.progress import Progress
 
 
@@ -86,7 +95,6 @@ class ExperimentSetup:
             directory,
             on_best=self.weights.save,
             unjudged=self.weights.save_unjudged,
-            agree=getattr(self.driver, "agree", None),
             progress=progress,
         )
 
@@ -97,29 +105,20 @@ def threads_together(
     """Return with how many threads of XLA each of that many runs at once must go on, to compute the same
     numbers; None: as by itself.
     """
-    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
     product = definition.limited(environments.limit).product(run.n_envs)
     if run.threads is not None or product <= runtime.SAME_PRODUCT:
         return run.threads
-    return runtime.threads_for(shapes, product, runs)
+    return runtime.threads_for(environments.state_shapes, product, runs)
 
 
 def build(definition: AgentSpec, environments: Environments, run: RunConfig, runs: int = 1) -> Learner:
     """Start JAX as the networks of that many runs at once need it, and build the algorithm."""
     definition = definition.limited(environments.limit)
-    shapes = [leaf.shape for leaf in environments.spaces.states.components.values()]
-    runtime.start(shapes, run.threads, definition.product(run.n_envs), runs)
+    runtime.start(environments.state_shapes, run.threads, definition.product(run.n_envs), runs)
     return Learner(definition.cls.create(definition.config, environments.spaces, run.n_envs))
 
 
-def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Any:
-    import jax
-
-    from operant.agents.base.compiled import CompiledAgent
-    from operant.training.drivers.device import DeviceDriver
-    from operant.training.drivers.devices import Devices
-    from operant.training.drivers.host import HostDriver
-
+def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Driver:
     key = jax.random.key(run.seed or 0)
     if environments.native is None:
         if run.n_devices is not None or run.coordinator is not None:
@@ -150,33 +149,26 @@ class WeightFiles:
         self.origin = origin
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
-        self.given = run.weights
+        self.begun_from = run.weights
         if self.paths:
             _one_for_each(self.models, "checkpoints", self.paths)
-            _expect_places(self.paths)
             if run.history_checkpoint is not None:
                 self.stay_out_of(run.history_checkpoint)
-        if self.given:
-            _expect_weights(self.models, self.given)
+            _expect_places(self.paths)
+        if self.begun_from:
+            _expect_weights(self.models, self.begun_from)
 
     def stay_out_of(self, other: str | Path) -> None:
         """Refuse to write weights where something else is written: each would overwrite the other."""
-        for given in self.paths:
-            if _overlap(given, other):
-                remedy = "Give a path of its own for each."
-                raise value_error(
-                    "checkpoints",
-                    f"paths other than {shown(other)!r}, which is written too",
-                    shown(given),
-                    remedy,
-                )
+        for file in self.paths:
+            if _overlap(file, other):
+                must = f"paths other than {shown(other)!r}, which is written too"
+                raise value_error("checkpoints", must, shown(file), "Give a path of its own for each.")
 
     def save(self, train: TrainState, judged: bool = True) -> None:
         """Write the variables of a better policy than before, or (not `judged`) of one that was never
         judged.
         """
-        from operant import checkpoint
-
         weights = self.algorithm.weights(train.state)
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
@@ -191,13 +183,11 @@ class WeightFiles:
         Returns:
             What became of the files; None if none were asked for.
         """
-        from operant import checkpoint
-
         if not self.paths:
             return None
         files = ", ".join(map(shown, self.paths))
-        there = [path for path in self.paths if checkpoint.is_checkpoint(path)]
-        if any(checkpoint.read_header(path).get("judged", True) for path in there):
+        written = filter(checkpoint.is_checkpoint, self.paths)
+        if any(checkpoint.read_header(path).get("judged", True) for path in written):
             return f"{files} left as before"
         self.save(train, judged=False)
         return f"the last weights were written to {files}"
@@ -205,7 +195,7 @@ class WeightFiles:
     def load(self, driver: Any) -> None:
         """Load the given weights into a run that has not begun."""
         train = driver.train
-        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.given)))
+        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.begun_from)))
 
 
 def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
@@ -213,32 +203,25 @@ def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
     their defaults.
 
     Each file determines the network of its own model: files may be from different runs, and a policy's alone
-    says nothing of the baseline. Weights of another agent change nothing, nor do those of versions that did
-    not note their networks.
+    says nothing of the baseline. Weights of another agent change nothing.
 
     Raises:
         CheckpointError: one cannot be read.
     """
-    from operant import checkpoint
-    from operant.nn.network import SavedNetwork
-
     if not weights:
         return definition
-    own = definition.networks()
-    usual = definition.usual().networks()
-    found: dict[str, Any] = {}
-    for path in weights:
-        if not checkpoint.is_checkpoint(path):
-            continue  # `_expect_weights` will say so
+    current, usual = definition.networks(), definition.usual().networks()
+    fitted: dict[str, Any] = {}
+    for path in filter(checkpoint.is_checkpoint, weights):  # `_expect_weights` refuses others
         header = checkpoint.read_header(path)
         networks = header.get("networks")
         if header.get("agent") != definition.name or not isinstance(networks, Mapping):
             continue
-        for name in own.keys() & _networks_of(str(header.get("weights")), networks) - found.keys():
+        for name in current.keys() & _networks_of(str(header.get("weights")), networks) - fitted.keys():
             network = networks[name]
-            if own[name] == usual[name] != network and isinstance(network, str | list | Mapping):
-                found[name] = SavedNetwork(network, f"The weights {shown(path)!r}")
-    return definition._replace(config=definition.config.replace(**found)) if found else definition
+            if current[name] == usual[name] != network and isinstance(network, str | list | Mapping):
+                fitted[name] = SavedNetwork(network, f"The weights {shown(path)!r}")
+    return definition._replace(config=definition.config.replace(**fitted)) if fitted else definition
 
 
 def _networks_of(model: str, names: Iterable[str]) -> set[str]:
@@ -251,8 +234,6 @@ def _networks_of(model: str, names: Iterable[str]) -> set[str]:
 
 def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
     """Return a state whose models hold the variables of files, one for each model in order."""
-    from operant import checkpoint
-
     weights = algorithm.weights(state)
     _expect_weights(weights, paths)
     for path, name in zip(paths, weights, strict=True):
@@ -271,27 +252,19 @@ def _expect_places(paths: Sequence[str]) -> None:
     """Refuse paths to which weights cannot be written, before training: they are first written in the
     middle of it.
     """
-    from operant import checkpoint
-
-    for i, given in enumerate(paths):
-        path = Path(given)
+    for i, file in enumerate(paths):
+        path = Path(file)
         if not checkpoint.named_well(path.name):
-            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(given))
-        as_folder("checkpoints", path.parent, shown(given))
+            raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(file))
+        as_folder("checkpoints", path.parent, shown(file))
         if not checkpoint.replaceable(path):
-            raise value_error(
-                "checkpoints",
-                "new paths, or weights that were written before",
-                shown(given),
-                "Something else is there, which would be lost. Give another path.",
-            )
+            must = "new paths, or weights that were written before"
+            remedy = "Something else is there, which would be lost. Give another path."
+            raise value_error("checkpoints", must, shown(file), remedy)
         for other in paths[:i]:
-            if _overlap(given, other):
-                raise value_error(
-                    "checkpoints",
-                    "different paths, none inside another, one for each model",
-                    list(map(shown, paths)),
-                )
+            if _overlap(file, other):
+                must = "different paths, none inside another, one for each model"
+                raise value_error("checkpoints", must, list(map(shown, paths)))
 
 
 def _overlap(one: str | Path, other: str | Path) -> bool:
@@ -302,27 +275,25 @@ def _overlap(one: str | Path, other: str | Path) -> bool:
 
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights: other files of a run are easily mistaken for them."""
-    from operant import checkpoint
-
-    for given in paths:
-        path = Path(given)
+    for file in paths:
+        path = Path(file)
         is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
         run = path.parent.parent if is_checkpoint else path
         if (run / "run.json").is_file():
             place = quoted(shown(run))
             raise SpecError(
-                f"weights must be what --checkpoints wrote. Received: {shown(given)!r}, of the run "
-                f"{shown(run)!r}. "
-                f"Play it with `operant play {place}`, go on with `operant train --resume {place}`."
+                f"weights must be what --checkpoints wrote. Received: {shown(file)!r}, of the run "
+                f"{shown(run)!r}. Play it with `operant play {place}`, go on with `operant train --resume "
+                f"{place}`."
             )
     _one_for_each(models, "weights", paths)
-    for given in paths:
-        if checkpoint.is_checkpoint(given):
+    for file in paths:
+        if checkpoint.is_checkpoint(file):
             continue
-        if not Path(given).exists():
-            raise SpecError(f"The weights {shown(given)!r} do not exist.")
+        if not Path(file).exists():
+            raise SpecError(f"The weights {shown(file)!r} do not exist.")
         raise value_error(
-            "weights", "what --checkpoints wrote", shown(given), "There is no manifest.json in it."
+            "weights", "what --checkpoints wrote", shown(file), "There is no manifest.json in it."
         )
 
 

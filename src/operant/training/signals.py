@@ -1,60 +1,43 @@
-"""Ctrl-C, and a request to terminate, as an orderly end."""
+"""Ctrl-C, and a request to terminate: a flag that loops read between blocks.
+
+The first one is heard at once and ends a run in order; a second Ctrl-C ends the program.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
 class _SignalFlags:
-    """Whether a Ctrl-C came that nobody has handled yet, and by which signal the process was asked to
-    terminate.
-    """
+    """By which signal the process was asked to terminate."""
 
-    now = False
     terminate: int | None = None
-
-
-def notice() -> None:
-    """Remember a Ctrl-C whose exception may get lost: other packages discard what is raised within their
-    callbacks.
-
-    `orderly` acts on it. To be called by a program, as it begins.
-    """
-
-    def handler(number: int, frame: Any) -> None:
-        _SignalFlags.now = True
-        signal.default_int_handler(number, frame)
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, handler)
 
 
 def terminations() -> tuple[signal.Signals, ...]:
     """Return the signals that ask the process to terminate: that of a closed terminal, too, unless it is
     ignored (`nohup`).
     """
-    found = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
-    return tuple(s for s in found if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
+    known = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
+    return tuple(s for s in known if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None = None) -> Iterator[None]:
-    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`.
+    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`, and say so.
 
-    A Ctrl-C after it ends at once.
-
-    An exception in the middle of a compiled call would lose donated arrays; in the middle of a write it could
-    leave a file locked. Outside of the main thread nothing changes: its owner handles signals.
+    A Ctrl-C after it raises `KeyboardInterrupt`. Outside of the main thread nothing changes: its owner
+    handles signals.
 
     Args:
         stop: called without arguments.
         numbers: the signals; None: Ctrl-C's, and `terminations`.
     """
     asked = False
-    numbers = (signal.SIGINT, *terminations()) if numbers is None else numbers
 
     def request(number: int, frame: Any) -> None:
         nonlocal asked
@@ -62,17 +45,17 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
             _SignalFlags.terminate = number
         if not asked:
             asked = True
+            with contextlib.suppress(OSError):  # printing is not safe here: it may be what was interrupted
+                os.write(2, b"operant: ending in order; Ctrl-C ends at once\n")
             stop()
         elif number == signal.SIGINT:  # schedulers and `timeout` send theirs more than once
             raise KeyboardInterrupt
 
+    numbers = (signal.SIGINT, *terminations()) if numbers is None else numbers
     try:
         before = {s: signal.signal(s, request) for s in numbers}
     except ValueError:  # not in the main thread
         before = {}
-    if signal.SIGINT in before and _SignalFlags.now:
-        _SignalFlags.now, asked = False, True
-        stop()
     try:
         yield
     finally:
@@ -121,9 +104,20 @@ def held() -> Iterator[None]:
     state exists nowhere.
     """
     waiting: list[bool] = []
+
+    def request(number: int, frame: Any) -> None:
+        if waiting:
+            raise KeyboardInterrupt
+        waiting.append(True)
+
     try:
-        with orderly(lambda: waiting.append(True), (signal.SIGINT,)):
-            yield
+        before = signal.signal(signal.SIGINT, request)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if waiting:
             signal.raise_signal(signal.SIGINT)

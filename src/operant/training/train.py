@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import AgentSpec, parse_agent
+from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
-from operant.errors import SpecError, UsageError, quoted, shown, value_error, working_directory
-from operant.spec import Schedule, effective, options, plain, presets, runtime, traced
-from operant.spec.run import GAMES, PROCESSES, TOGETHER, RunConfig, located
+from operant.errors import SpecError, UsageError, quoted, shown, value_error
+from operant.spec import effective, options, plain, presets, runtime, traced
+from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Origin
@@ -26,6 +26,7 @@ from operant.training.environments import Environments, evaluation_count, host_v
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import tracker
 from operant.training.loop import TrainingLoop
+from operant.training.progress import of_this_state
 from operant.training.run_dir import (
     BEST,
     LIMITS,
@@ -38,23 +39,10 @@ from operant.training.run_dir import (
 )
 from operant.training.session import ExperimentSetup, fitting
 
-RESUMABLE = frozenset(
-    {
-        "max_steps",
-        "target_reward",
-        "quiet",
-        "log_frequency",
-        "display_precision",
-        "save_seconds",
-        "save_memory",
-        "save_frequency",
-        "keep_checkpoints",
-        "resume",
-        "eval_frequency",
-        "eval_episodes",
-        *TOGETHER,
-    }
-)
+RESUMABLE = frozenset((
+    *TOGETHER, "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds",
+    "save_memory", "save_frequency", "keep_checkpoints", "resume", "eval_frequency", "eval_episodes",
+))  # fmt: skip
 """Options of a run that may change when it is resumed; the others define the run."""
 
 
@@ -76,7 +64,7 @@ class TrainingResult(NamedTuple):
     outcome: Any
     """`operant.training.loop.Outcome`."""
     directory: Path
-    """Folder of the run, as it was given: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`,
+    """Folder of the run, absolute: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`,
     `events/`."""
 
 
@@ -91,48 +79,44 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     file = directory / "run.json"
     if not file.is_file():
         raise SpecError(
-            f"There is no run to resume in {str(directory)!r}: {file.name} is "
+            f"There is no run to resume in {shown(directory)!r}: {file.name} is "
             f"missing.{runs_within(directory)}"
         )
     saved = read_run(file)
-    changed = [part.get("options", {}) for part in saved.get("resumed", [])]
-    agent = {**saved["agent"], **{n: v for part in changed for n, v in part.items()}}
+    with of_this_state(file):
+        by_program = saved["given"]
+    parts = saved.get("resumed", [])
+    agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
     known = options(RunConfig)
-    own = {n: v for n, v in changes.items() if n not in known}
+    hyper = {n: v for n, v in changes.items() if n not in known}
     changes = {n: v for n, v in changes.items() if n in known}
-    if "env" in changes and full_id(changes["env"]) == full_id(saved["run"]["env"]):
-        changes["env"] = saved["run"]["env"]
-    numbers = _changeable(agent) if own else ()
+    if "env" in changes:
+        changes["env"] = full_id(changes["env"])
+    numbers = _changeable(agent) if hyper else ()
     refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
-    for name in refused + [n for n, v in own.items() if n not in numbers and agent.get(n, ...) != v]:
+    for name in refused + [n for n, v in hyper.items() if n not in numbers and agent.get(n, ...) != v]:
         raise SpecError(
             f"{name} cannot change when a run is resumed. May change: "
             f"{', '.join(sorted(RESUMABLE - {'resume'}))}, and numbers "
             "that updates use, such as lr. Begin a new run from its weights instead: --weights."
         )
-    if saved.get("given"):
+    if by_program:
         raise SpecError(
-            f"The run in {str(directory)!r} was trained in environments that its program made, which cannot "
-            "be made again "
-            f"from {saved['run']['env']!r}. Go on with its agent in that program: "
-            f"Agent.load(directory={str(directory)!r})."
+            f"The run in {shown(directory)!r} was trained in environments that its program made, which "
+            f"cannot be made again from {saved['run']['env']!r}. Go on with its agent in that program: "
+            f"Agent.load(directory={shown(directory)!r})."
         )
-    last = saved.get("resumed", [{}])[-1]
+    last = parts[-1] if parts else {}
     limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
-    games = saved.get("preprocessed", saved["run"].get("preprocess", False))
-    # Before runs recorded `preprocessed`, games that a function made were trained as whole games, on
-    # unclipped rewards.
-    before = {} if games or "preprocessed" in saved else dict.fromkeys(GAMES, False)
-    stored = saved["run"]
-    run = RunConfig.from_dict({**stored, **limits, **alone, **changes, **before, "run_dir": str(directory)})
+    run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
     if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):
         raise UsageError(
-            f"The run in {str(directory)!r} has {reached} steps already. Received: max_steps={limit}. "
+            f"The run in {shown(directory)!r} has {reached} steps already. Received: max_steps={limit}. "
             "Give more, which counts them in."
         )
-    return ExperimentConfig(agent, {n: v for n, v in own.items() if n in numbers}, run, directory)
+    return ExperimentConfig(agent, {n: v for n, v in hyper.items() if n in numbers}, run, directory)
 
 
 def _changeable(agent: Mapping[str, Any]) -> list[str]:
@@ -176,72 +160,60 @@ def _step(header: dict[str, Any] | None) -> int:
     """Return the step of a run as the header of its checkpoint says; 0 if there is none."""
     if header is None:
         return 0
-    saved = header["training"]
-    return int(saved["step"]) + int(saved.get("origin", {}).get("step", 0))
+    return int(header["training"]["step"]) + int(header["training"]["origin"]["step"])
 
 
-def train(plan: ExperimentConfig, command: str | None = None, base: Path | None = None) -> TrainingResult:
+def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
     """Train as planned.
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing
     behind.
 
     Args:
-        plan: what to train, and on what.
+        plan: what to train, and on what. Relative paths are of the working directory at this call.
         command: the command line to record.
-        base: the folder that the plan's paths are relative to; None: the working directory.
 
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
+    with _prepared(plan, command) as (training, directory):
+        outcome = training.loop()
+        training.keep_unjudged()
+        agent, env = training.definition.name, training.run.env
+        training.sinks.message(_farewell(outcome, directory, resuming(directory, agent, env)))
+    return TrainingResult(outcome, directory)
+
+
+@contextlib.contextmanager
+def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[TrainingLoop, Path]]:
+    """Build all that a plan needs, and hold the folder of its run; yield the loop and the folder."""
     run = plan.run
     expect_evaluations(run)
     if run.seed is None:
         run = run.replace(seed=secrets.randbelow(2**31))
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
-    base = working_directory() if base is None else base
-    here = located(run, base)
+    run = located(run)
     definition = parse_agent(plan.agent, **plan.options)
     if plan.resume is None:
-        definition = fitting(definition, here.weights)
+        definition = fitting(definition, run.weights)
     # Of several processes that train together, one makes the folder and writes.
     first = run.coordinator is None or runtime.join(run.coordinator, run.n_processes, run.process_id)
-    if not first:
-        return _train(plan, definition, run, plan.resume or Path(run.run_dir or "runs"), base, first, command)
     with contextlib.ExitStack() as stack:
-        if plan.resume is None:
-            directory = stack.enter_context(claimed(here, definition.name))
-            if run.run_dir is not None:
-                directory = Path(run.run_dir)
-        else:
-            directory = plan.resume
-            stack.enter_context(held(base / directory))
-        stack.enter_context(history_held(here.history_checkpoint))
-        return _train(plan, definition, run, directory, base, first, command)
-
-
-def _train(
-    plan: ExperimentConfig,
-    definition: AgentSpec,
-    run: RunConfig,
-    directory: Path,
-    base: Path,
-    first: bool,
-    command: str | None,
-) -> TrainingResult:
-    """Train in a folder; paths are relative to `base`, and `first` says whether this process writes."""
-    # Paths are shown and stored as given, and used as absolute ones: environments may change the working
-    # directory.
-    place, given = directory, run
-    directory, run = base / directory, located(run, base)
-    origin = history_origin(run) if plan.resume is None else Origin()
-    if plan.resume is not None:
-        run = _without_weights(run, directory)
-    environments = make_environments(run, stored=plan.resume is not None)
-    try:
-        session = ExperimentSetup(definition, environments, run)
-        training = session.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
+        directory = Path(run.run_dir or "runs").absolute()
+        if first:
+            if plan.resume is None:
+                directory = stack.enter_context(claimed(run, definition.name))
+            else:
+                stack.enter_context(held(directory))
+            stack.enter_context(history_held(run.history_checkpoint))
+        origin = history_origin(run) if plan.resume is None else Origin()
+        if plan.resume is not None:
+            run = _without_weights(run, directory)
+        environments = make_environments(run)
+        stack.callback(environments.close)
+        setup = ExperimentSetup(definition, environments, run)
+        training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows
                 refuse_rows_of_others(training)
@@ -249,54 +221,42 @@ def _train(
             if plan.resume is None:
                 training.progress.begin_at(origin)
             if run.weights:
-                session.weights.load(session.driver)
+                setup.weights.load(setup.driver)
         if not first:
-            session.weights.paths = ()
-            return TrainingResult(training.loop(), place)
+            setup.weights.paths = ()
+            yield training, directory
+            return
         if plan.resume is not None:
             now = definition.to_dict()
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
-            describe_resume(directory, training, run, command, changed, base)
+            describe_resume(directory, training, run, command, changed)
         else:
-            describe(
-                directory,
-                definition.to_dict(),
-                given,
-                environments,
-                command,
-                base=base,
-                origin=origin,
-            )
+            describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
-        sinks = tracker(directory, given, training, plan.resume is not None, base)
-        training.sinks = sinks
-        try:
-            sinks.message(_greeting(definition.name, run, environments, place))
-            for text in (*_presets(plan, run.env), *definition.remarks(training.own_steps)):
-                sinks.message(text)
-            if training.memory_anew:
-                sinks.message(
-                    "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
-                )
-            if begins_anew:
-                sinks.message(
-                    "The run's history is not there, and begins anew: its "
-                    f"{training.progress.score.episodes} games so far are in no row"
-                )
-            if origin.step:
-                sinks.message(
-                    f"Continuing the history {given.history_checkpoint}: {origin.step} steps, "
-                    f"{origin.episodes} games"
-                )
-            with evaluating([training], session.learner):
-                outcome = training.loop()
-                training.keep_unjudged()
-            sinks.message(_farewell(outcome, place, resuming(place, definition.name, run.env)))
-        finally:
-            sinks.close()
-    finally:
-        environments.close()
-    return TrainingResult(outcome, place)
+        training.sinks = tracker(directory, run, training, plan.resume is not None)
+        stack.callback(training.sinks.close)
+        for text in (
+            _greeting(definition.name, run, environments, directory),
+            *_presets(plan, run.env),
+            *definition.remarks(training.own_steps),
+        ):
+            training.sinks.message(text)
+        if training.memory_anew:
+            training.sinks.message(
+                "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
+            )
+        if begins_anew:
+            training.sinks.message(
+                "The run's history is not there, and begins anew: its "
+                f"{training.progress.score.episodes} episodes so far are in no row"
+            )
+        if origin.step:
+            training.sinks.message(
+                f"Continuing the history {shown(run.history_checkpoint or '')}: {origin.step} steps, "
+                f"{origin.episodes} episodes"
+            )
+        stack.enter_context(evaluating([training], setup.learner))
+        yield training, directory
 
 
 def expect_evaluations(run: RunConfig) -> None:
@@ -318,17 +278,16 @@ def opened(directory: str | Path) -> tuple[ExperimentSetup, RunConfig]:
     Raises:
         OperantError: there is no run in the folder, or no checkpoint yet.
     """
-    directory = Path(directory)
+    directory = Path(directory).absolute()
     plan = resumed(directory, {})
-    directory = directory.absolute()  # environments may change the working directory
     # However it was trained, it is only looked at here, on one device; and no weights are written.
     run = _without_weights(plan.run, directory)
     plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
-    environments = make_environments(plan.run, stored=True)
+    environments = make_environments(plan.run)
     try:
         session = ExperimentSetup(parse_agent(plan.agent), environments, plan.run)
         if not _restored(session.training(plan.run, LoggerGroup()), directory):
-            raise SpecError(f"There is no checkpoint yet in {str(directory / 'checkpoints')!r}.")
+            raise SpecError(f"There is no checkpoint yet in {shown(directory / 'checkpoints')!r}.")
     except BaseException:
         environments.close()
         raise
@@ -404,35 +363,23 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
     Raises:
-        SpecError: the run continued another run's history, and its `run.json`, of an earlier version, does
-            not say where that ended.
+        SpecError: the run continued another run's history, and its `run.json` does not say where that ended.
     """
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
         # Beside those, what an earlier part changed that stopped before a checkpoint of its own.
-        there = _in_full(newest.header["specification"]["agent"])
-        here = plain(training.specification["agent"])
-        training.restore(newest, {*changed, *(n for n in here if there.get(n) != here[n])})
+        saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
+        training.restore(newest, {*changed, *(n for n in agent if saved.get(n) != agent[n])})
     elif training.run.history_checkpoint is not None:
-        origin = read_run(directory / "run.json").get("origin")
+        with of_this_state(directory / "run.json"):
+            origin = read_run(directory / "run.json")["origin"]
         if origin is None:
             raise SpecError(
-                f"There is no checkpoint to resume from in {str(directory / 'checkpoints')!r}. Train anew, "
+                f"There is no checkpoint to resume from in {shown(directory / 'checkpoints')!r}. Train anew, "
                 "in another folder."
             )
         training.progress.begin_at(Origin(**origin))
     return newest is not None
-
-
-def _in_full(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved agent with every field of its schedules: older versions wrote only those that they
-    had.
-    """
-    numbers = traced(config_class(agent["type"]))
-    return {
-        name: plain(Schedule.read(x)) if name in numbers and isinstance(x, Mapping) else x
-        for name, x in agent.items()
-    }
 
 
 def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bool:
@@ -452,16 +399,15 @@ def refuse_rows_of_others(training: TrainingLoop) -> None:
     if history is not None and (reached := end_of(history).step) > training.step:
         raise UsageError(
             f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step "
-            f"{reached}: another run has "
-            "continued it. Start a new run that continues the history, from this one's weights (--weights), "
-            "or continue the other run."
+            f"{reached}: another run has continued it. Start a new run that continues the history, from this "
+            "one's weights (--weights), or continue the other run."
         )
 
 
 def _greeting(agent: str, run: RunConfig, environments: Environments, directory: Path) -> str:
     return (
         f"Training {agent} on {run.env}: {run.n_envs} environment{'s' if run.n_envs > 1 else ''}, "
-        f"{environments.how}; seed {run.seed}; run {directory}"
+        f"{environments.how}; seed {run.seed}; run {shown(directory)}"
     )
 
 
@@ -481,7 +427,7 @@ def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:
     """Return the command that continues a run; it names what comes from the user's modules."""
-    words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", str(directory)]
+    words = ["operant", "train", *([agent] if is_own(agent) else []), "--resume", shown(directory)]
     return quoted(*words, *(["--env", env] if is_own(env) else []))
 
 
@@ -490,5 +436,5 @@ def _farewell(outcome: Any, directory: Path, command: str) -> str:
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: {command}")
-    lines.append(f"Everything was written to {directory}")
+    lines.append(f"Everything was written to {shown(directory)}")
     return "\n".join(lines)

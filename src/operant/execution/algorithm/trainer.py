@@ -30,7 +30,6 @@ from operant.errors import (
     UsageError,
     naming_misspelt,
     suggest,
-    working_directory,
 )
 from operant.execution.algorithm.arguments import (
     MODELS,
@@ -142,7 +141,6 @@ class Trainer:
         trial: Any = None,
         **settings: Any,
     ) -> None:
-        self._base = working_directory()  # where relative paths start, also of later calls
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
@@ -156,15 +154,17 @@ class Trainer:
         )
         hyperparameters |= optimizer_options(config, self.models, hyperparameters)
         seed = arguments.pop("seed", None)
-        self.run = RunConfig.from_dict(
-            {
-                **arguments,
-                "env": envs if isinstance(envs, str) else type(envs).__name__,
-                "n_envs": 1 if n_envs is None else n_envs,
-                "weights": () if weights is None else weights,
-                "seed": secrets.randbelow(2**31) if seed is None else seed,
-                "max_steps": 1,  # `fit` says how many
-            }
+        self.run = located(  # relative paths are those of this call
+            RunConfig.from_dict(
+                {
+                    **arguments,
+                    "env": envs if isinstance(envs, str) else type(envs).__name__,
+                    "n_envs": 1 if n_envs is None else n_envs,
+                    "weights": () if weights is None else weights,
+                    "seed": secrets.randbelow(2**31) if seed is None else seed,
+                    "max_steps": 1,  # `fit` says how many
+                }
+            )
         )
         if self.run.run_dir is not None:
             new_directory(self.run, self.agent)  # refuse one that holds something
@@ -182,7 +182,7 @@ class Trainer:
                     "keeps to itself. "
                     "Give the optimizer by name or as a dict, with lr."
                 )
-            self.session = ExperimentSetup(definition, environments, located(self.run, self._base))
+            self.session = ExperimentSetup(definition, environments, self.run)
             if weights:
                 self.session.weights.load(self.session.driver)
             self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
@@ -249,17 +249,16 @@ class Trainer:
         )
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
-        here = located(run, self._base)
-        directory = Path(here.run_dir) if here.run_dir else None
+        directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(here, LoggerGroup(), checkpoints, self._progress)
+        training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
         if callbacks:
             training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
-            stack.enter_context(history_held(here.history_checkpoint))
+            stack.enter_context(history_held(run.history_checkpoint))
             if not self._begun:
-                self._progress.begin_at(history_origin(here))
+                self._progress.begin_at(history_origin(run))
                 self._begun = True
             elif self._wrote:
                 refuse_rows_of_others(training)
@@ -268,25 +267,29 @@ class Trainer:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
                 if not self._fits and (directory / "run.json").exists():  # taken meanwhile
-                    new_directory(here, self.agent)
-                self._fits += 1
-                describe(
-                    directory,
-                    self.session.specification["agent"],
-                    run,
-                    self.session.environments,
-                    None,
-                    base=self._base,
-                    given=not is_id(self._envs),
-                    fits=self._fits,
-                    loaded=self._loaded,
-                    origin=self._progress.origin if self._loaded is None else None,
-                )
+                    new_directory(run, self.agent)
+                self._describe(directory, run)
             return self._train(training, directory, run)
+
+    def _describe(self, directory: Path, run: RunConfig) -> None:
+        """Write into the folder of the run what is trained."""
+        self._fits += 1
+        session, given = self.session, not is_id(self._envs)
+        describe(
+            directory,
+            session.specification["agent"],
+            run,
+            session.environments,
+            None,
+            given=given,
+            fits=self._fits,
+            loaded=self._loaded,
+            origin=self._progress.origin if self._loaded is None else None,
+        )
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
         """Train, and write what the run's options, as they were given, say."""
-        training.sinks = tracker(directory, run, training, base=self._base)
+        training.sinks = tracker(directory, run, training)
         try:
             for text in self.session.definition.remarks(training.own_steps):
                 training.sinks.message(text)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,20 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry, without_buffer
+from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
 from operant.training.drivers.devices import Devices
+from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
-from operant.training.loop import Agree
 from operant.types import Array, Arrays, Key, Rollout, Tree
 
 CHECK_STEPS = 8192
-"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough
-that this costs nothing. Fixed, not measured, so that a run stops at the same step every time."""
+"""Environment steps of one call (see `Driver`)."""
 
 
 class RunnerState(NamedTuple):
@@ -123,8 +120,8 @@ class DeviceRun:
             i: Array, carry: tuple[TrainState, RunnerState, Array, EpisodeEnds]
         ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
             train, world, meter, ends = carry
-            own = jax.tree.map(lambda x: x[i], noise)
-            block, world, ended = self.collect(train, world, own, env_key)
+            block_noise = jax.tree.map(lambda x: x[i], noise)
+            block, world, ended = self.collect(train, world, block_noise, env_key)
             key = jax.random.wrap_key_data(keys[i], impl=impl)
             train, metrics = self.learner.update(train, block, key)
             meter = self.learner.metrics.add(meter, metrics)
@@ -149,22 +146,22 @@ class DeviceRun:
         carry = reset_carry(learner.algorithm, world.carry, world.first)
 
         def row(world: RunnerState, noise: Tree) -> tuple[RunnerState, tuple[Any, ...]]:
-            seen = world.actors
-            action = learner.act(acting, seen.observation, world.carry, world.first, noise, explore=True)
-            actors, after = native_env.step(self.env, seen, learner.emit(action.action), env_key)
+            before = world.actors
+            action = learner.act(acting, before.observation, world.carry, world.first, noise, explore=True)
+            actors, after = native_env.step(self.env, before, learner.emit(action.action), env_key)
             fault = self._faults(after.observation, after.reward)
             sound = fault == 0
-            valid = ~seen.ended & sound
+            valid = ~before.ended & sound
             actors = self._cut(actors, actors.ended | ~sound)
             reward = world.reward + after.reward
-            length = world.length + (~seen.ended).astype(jnp.int32)
+            length = world.length + (~before.ended).astype(jnp.int32)
             ends = EpisodeEnds(actors.ended & sound, jnp.sum(valid, dtype=jnp.int32), reward, length, fault)
             goes_on = ~actors.ended
             world = RunnerState(
                 actors, action.carry, ~valid, jnp.where(goes_on, reward, 0.0), jnp.where(goes_on, length, 0)
             )
             parts = (
-                seen.observation, action.action, jnp.where(sound, after.reward, 0.0),
+                before.observation, action.action, jnp.where(sound, after.reward, 0.0),
                 after.terminated & sound, after.truncated & sound, valid, action.extras,
             )  # fmt: skip
             return world, (parts, ends)
@@ -215,13 +212,12 @@ class DeviceRun:
         when = f" (step {step} of its episode)" if step else " (at a reset)"
         return (
             f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look "
-            "for a division by zero, a root or "
-            "logarithm of what may be negative, and what grows without bound; operant.envs.check_env tries "
-            "random actions."
+            "for a division by zero, a root or logarithm of what may be negative, and what grows without "
+            "bound; operant.envs.check_env tries random actions."
         )
 
 
-class DeviceDriver:
+class DeviceDriver(NativeDriver):
     """One run on a native environment, for the training loop.
 
     Args:
@@ -237,11 +233,6 @@ class DeviceDriver:
         SpecError: the actors cannot be divided evenly among the devices.
     """
 
-    unreported: Sequence[EpisodeResult] = ()
-    """Episodes that ended in a call of `advance` that failed."""
-    deadline: float = math.inf
-    """Has no effect: a compiled block is completed."""
-
     def __init__(
         self,
         learner: Learner,
@@ -252,28 +243,42 @@ class DeviceDriver:
         train: TrainState | None = None,
         name: str = "",
     ) -> None:
-        self.learner = learner
+        super().__init__(learner, n, CHECK_STEPS)
         self.name = name or type(env).__name__
         self.devices = Devices() if devices is None else devices
         self.devices.divide(n, "n_envs")
         self.loop = DeviceRun(learner, env, n)
-        self.block_steps = learner.rows * n
-        self.blocks = max(1, CHECK_STEPS // self.block_steps)
-        train = jax.jit(learner.init)(key, learner.hyper()) if train is None else train
-        self.train: TrainState = self.devices.everywhere(train)
-        self.world: RunnerState = self.devices.shared(jax.jit(self.loop.begin)(key), n)
-        self.step = 0
-        self._empty = self.devices.making(learner.metrics.zeros)
-        self._meter = self._empty()
-        self.agree: Agree | None = self.devices.agree if self.devices.processes > 1 else None
+        self.put(jax.jit(learner.init)(key, learner.hyper()) if train is None else train)
+        self.world = jax.jit(self.loop.begin)(key)
+        self._no_metrics = self.devices.replicated(learner.metrics.zeros)
+        self.meter = self.no_metrics()
+        self.processes = self.devices.processes
         self._compiled: Any = None
+
+    @property
+    def world(self) -> RunnerState:
+        """The environments' part of the run."""
+        return self._world
+
+    @world.setter
+    def world(self, world: RunnerState) -> None:
+        self._world: RunnerState = self.devices.shared(world, self.loop.n)
+
+    def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return self.devices.agree(seconds, flag)
+
+    def no_metrics(self) -> Any:
+        """Return an empty meter, on each of the devices."""
+        return self._no_metrics()
 
     def compile(self) -> Any:
         """Return the compiled loop; the first call compiles it."""
         if self._compiled is None:
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
-            arguments = (self.train, self.world, self._meter, np.int32(0))
-            self._compiled = self.devices.compile(loop, arguments, donate=(0, 1, 2))
+            arguments = (self.train, self.world, self.meter, np.int32(0))
+            with self.devices.mesh():
+                self._compiled = self.devices.jit(loop, arguments, (0, 1, 2)).lower(*arguments).compile()
         return self._compiled
 
     def advance(self, blocks: int) -> list[EpisodeResult]:
@@ -286,56 +291,25 @@ class DeviceDriver:
         self.unreported = ()
         blocks = min(blocks, self.blocks)
         loop = self.compile()
-        self.train, self.world, self._meter, ends = loop(
-            self.train, self.world, self._meter, np.int32(blocks)
+        self.train, self._world, self.meter, ends = loop(
+            self.train, self._world, self.meter, np.int32(blocks)
         )
         ends = EpisodeEnds(*(x[:blocks] for x in jax.device_get(ends)))
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
             self.unreported = finished
-            if self.agree is None:  # with several processes, none saves after a failure
-                self._restart()
+            if self.processes == 1:  # of several, none saves after a failure
+                self.begin_anew(self.loop.restart)
             raise EnvironmentError(fault)
         return finished
-
-    def _restart(self) -> None:
-        """Begin new episodes everywhere, so that the run can continue from what is saved."""
-        train, last = self.train, self.world.actors.observation
-        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, last)
-        self.world = self.devices.shared(world, self.loop.n)
-
-    @property
-    def learnt(self) -> TrainState:
-        """The learning state without a replay memory."""
-        return without_buffer(self.train)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the averages of the metrics since the last call."""
-        meter = np.asarray(self._meter)
-        self._meter = self._empty()
-        return self.learner.metrics.read(meter)
-
-    def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics`."""
-        return self.learner.metrics.skipped(np.asarray(self._meter))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' part of what is needed to continue."""
         return {"world": self.devices.gathered(self.world)}
 
-    def snapshot_like(self) -> dict[str, Any]:
-        """Return the shapes of a snapshot."""
-        return self.snapshot()
-
     def put(self, train: TrainState) -> None:
         """Replace the learning state, before the run begins."""
         self.train = self.devices.everywhere(train)
-
-    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
-        """Continue exactly where `train` and the snapshot were taken."""
-        self.train = self.devices.everywhere(train)
-        self.world = self.devices.shared(snapshot["world"], self.loop.n)
-        self.step = int(train.counters.timesteps) if step is None else step
 
     @property
     def last(self) -> Any:
@@ -344,7 +318,7 @@ class DeviceDriver:
 
     def forget(self) -> None:
         """Release all state; only `restore` puts another in its place."""
-        del self.train, self.world
+        del self.train, self._world
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; compiles nothing."""

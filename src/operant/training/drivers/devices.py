@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -39,18 +40,20 @@ class Devices:
         self._mesh: Mesh | None = None
         if n == 1 and self.processes == 1:
             return
-        known = jax.devices()
-        if len(known) < n:
+        devices = jax.devices()
+        if len(devices) < n:
             raise value_error(
                 "n_devices",
-                f"at most {len(known)}, the number of JAX's devices ({known[0].platform})",
+                f"at most {len(devices)}, the number of JAX's devices ({devices[0].platform})",
                 n,
                 "On CPU the variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of them "
                 "(with a GPU in the machine, beside JAX_PLATFORMS=cpu).",
             )
-        if self.processes > 1 and len(known) != n:
-            raise value_error("n_devices", f"{len(known)}, all devices of the {self.processes} processes", n)
-        self._mesh = Mesh(np.asarray(known[:n]), (AXIS,))
+        if self.processes > 1 and len(devices) != n:
+            raise value_error(
+                "n_devices", f"{len(devices)}, all devices of the {self.processes} processes", n
+            )
+        self._mesh = Mesh(np.asarray(devices[:n]), (AXIS,))
 
     def divide(self, units: int, name: str) -> None:
         """Refuse units that cannot be divided evenly among the devices.
@@ -69,12 +72,12 @@ class Devices:
         """Divide arrays whose first axis is that of the units among the devices; replicate the others."""
         return self._put(tree, lambda x: PartitionSpec(AXIS) if x.shape[:1] == (units,) else PartitionSpec())
 
-    def making(self, make: Callable[[], T]) -> Callable[[], T]:
+    def replicated(self, make: Callable[[], T]) -> Callable[[], T]:
         """Return a function that makes arrays as this one does, on each of the devices; it compiles once."""
         if self._mesh is None:
             return make
-        made: Callable[[], T] = jax.jit(make, out_shardings=self._sharding(PartitionSpec()))
-        return made
+        jitted: Callable[[], T] = jax.jit(make, out_shardings=self._sharding(PartitionSpec()))
+        return jitted
 
     def gathered(self, tree: T) -> T:
         """Return the arrays so that this process can read them whole."""
@@ -92,20 +95,22 @@ class Devices:
         from jax.experimental import multihost_utils
 
         words = np.asarray([int(seconds), int(seconds % 1.0 * 1e6), flag], np.int32)
-        whole, millionths, said = multihost_utils.broadcast_one_to_all(words)
-        return float(whole) + float(millionths) / 1e6, bool(said)
+        whole, millionths, agreed = multihost_utils.broadcast_one_to_all(words)
+        return float(whole) + float(millionths) / 1e6, bool(agreed)
 
-    def compile(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
-        """Compile a function whose first results replace its donated first arguments, and are placed on
-        the same devices.
+    def mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which programs for these devices are compiled."""
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def jit(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
+        """Return a jitted function whose first results replace its donated first arguments, and are placed
+        on the same devices; to be compiled in `mesh`.
         """
         if self._mesh is None:
-            return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
+            return jax.jit(function, donate_argnums=donate)
         same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in donate]
         placed = (*same, self._sharding(PartitionSpec()))
-        with jax.set_mesh(self._mesh):
-            jitted = jax.jit(function, donate_argnums=donate, out_shardings=placed)
-            return jitted.lower(*arguments).compile()
+        return jax.jit(function, donate_argnums=donate, out_shardings=placed)
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self._mesh is not None
@@ -128,12 +133,12 @@ class Devices:
             for x, kind in zip(leaves, kinds, strict=True)
         ]
 
-        def made(words: list[Array]) -> Tree:
+        def keyed(words: list[Array]) -> Tree:
             whole = [
                 w if kind is None else jax.random.wrap_key_data(w, impl=kind)
                 for w, kind in zip(words, kinds, strict=True)
             ]
             return jax.tree.unflatten(structure, whole)
 
-        put: T = jax.jit(made, out_shardings=shardings)(words)
+        put: T = jax.jit(keyed, out_shardings=shardings)(words)
         return put

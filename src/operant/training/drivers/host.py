@@ -7,28 +7,27 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from operant.agents.base.compiled import CompiledAgent
-from operant.agents.base.learner import Learner, TrainState, reset_carry, without_buffer
+from operant.agents.base.learner import TrainState, reset_carry
 from operant.envs.vector.base import VectorEnv, VectorStep
+from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree
 
 CHECK_STEPS = 512
-"""Environment steps of one call: few enough that the clock and the target are looked at often, many enough
-that this costs nothing. Fixed, not measured, so that a run stops at the same step every time."""
+"""Environment steps of one call (see `Driver`)."""
 
 
 class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
     """A block takes longer than the driver is allowed."""
 
 
-class HostDriver:
+class HostDriver(Driver):
     """Runs an engine on a vector of environments.
 
     The environments' own states are not part of a snapshot: after `restore` every actor begins a new episode.
@@ -36,12 +35,11 @@ class HostDriver:
     """
 
     def __init__(self, engine: CompiledAgent, env: VectorEnv, seed: int) -> None:
+        super().__init__(engine.learner, engine.n, CHECK_STEPS)
         self.engine = engine
         self.env = env
         self.accounts = EpisodeStatistics(engine.n)
         self.step = engine.counter("timesteps")
-        self.block_steps = engine.learner.rows * engine.n
-        self.blocks = max(1, CHECK_STEPS // self.block_steps)
         self._seed = seed
         self._row = engine.counter("rows")
         n = engine.n
@@ -57,10 +55,6 @@ class HostDriver:
         self._recurrent = bool(jax.tree.leaves(self._carry))
         self._broken = False
         """Whether the environments stopped within a block, so that their episodes cannot continue."""
-        self.unreported: Sequence[EpisodeResult] = ()
-        """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
-        self.deadline = math.inf
-        """Time (`time.perf_counter`) from which an incomplete block is discarded."""
         self._buffer: Rollout = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
@@ -156,15 +150,10 @@ class HostDriver:
         """Everything that is needed to continue, except the environments."""
         return self.engine.train
 
-    @property
-    def learnt(self) -> TrainState:
-        """The same without a replay memory."""
-        return without_buffer(self.engine.train)
-
-    @property
-    def learner(self) -> Learner:
-        """The algorithm."""
-        return self.engine.learner
+    @train.setter
+    def train(self, train: TrainState) -> None:
+        self.engine.put(train)
+        self._next = None
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
@@ -198,11 +187,6 @@ class HostDriver:
             "ended": self._ended,
         }
 
-    def put(self, train: TrainState) -> None:
-        """Replace the learning state, before the run begins."""
-        self.engine.put(train)
-        self._next = None
-
     def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
@@ -210,8 +194,7 @@ class HostDriver:
         Thus the experience stays correct, and nothing bootstraps from the first observation of another
         episode.
         """
-        self.engine.put(train)
-        self._next = None
+        self.train = train
         self._row = self.engine.counter("rows")
         self.step = self.engine.counter("timesteps") if step is None else step
         self._begin_anew(snapshot["observation"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -23,6 +22,7 @@ from operant.training.drivers.device import (
     RunnerState,
     finished_episodes,
 )
+from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
 from operant.types import Array, Key, Tree
 
@@ -61,15 +61,17 @@ class MultiSeedRunner:
         self.name = name or type(env).__name__
         self.size: int = keys.shape[0]
         self.loop = DeviceRun(learner, env, n)
-        self.block_steps = learner.rows * n
-        self.blocks = blocks or max(1, CHECK_STEPS // self.block_steps)
         hyper = learner.hyper() if hyper is None else hyper
         hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
         self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
-        self._runs = (_VmapRuns if self.mapped else _SeparateRuns)(
+        self.drivers = [SeedDriver(self, i, n) for i in range(self.size)]
+        """Each run, as the training loop sees it."""
+        self.blocks = blocks or self.drivers[0].blocks
+        for driver in self.drivers:
+            driver.blocks = self.blocks
+        self.states = (_VmapRuns if self.mapped else _SeparateRuns)(
             learner, self.loop, keys, hyper, self.blocks
         )
-        self.steps = np.zeros(self.size, np.int64)
         self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
@@ -94,63 +96,22 @@ class MultiSeedRunner:
         wanted = range(self.size) if wanted is None else sorted(wanted)
         finished: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         self.unreported = [[] for _ in range(self.size)]
-        advanced, error = self._runs.advance(blocks, wanted)
+        advanced, error = self.states.advance(blocks, wanted)
         for i, ends in advanced:
-            own = EpisodeEnds(*(x[:blocks] for x in ends))
-            finished[i], self.steps[i] = finished_episodes(own, int(self.steps[i]))
-            self.faults[i] = self.loop.fault(own, self.name)
+            driver, ends = self.drivers[i], EpisodeEnds(*(x[:blocks] for x in ends))
+            finished[i], driver.step = finished_episodes(ends, driver.step)
+            self.faults[i] = self.loop.fault(ends, self.name)
             if self.faults[i] is not None:
-                self._restart(i)
+                driver.begin_anew(self.loop.restart)
         if error is not None:
             self.unreported = finished
             raise error
         return finished
 
-    def _restart(self, index: int) -> None:
-        """Begin new episodes in one run, so that it can continue from what is saved."""
-        train, world = self.train(index), self.world(index)
-        world = jax.jit(self.loop.restart)(train.key, train.counters.rows, world.actors.observation)
-        self._runs.put(index, "world", world)
-
-    def train(self, index: int) -> TrainState:
-        """Return a run's learning state, good until the population advances."""
-        train: TrainState = self._runs.get(index, "train")
-        return train
-
-    def learnt(self, index: int) -> TrainState:
-        """Return a run's learning state without its replay memory, good until the population advances."""
-        learnt: TrainState = self._runs.get(index, "learnt")
-        return learnt
-
-    def scale_lr(self, index: int, factor: float) -> tuple[float, float]:
-        """Multiply a run's learning rate; return the old and the new one."""
-        learnt, old, new = self.learner.scaled_lr(self.learnt(index), factor)
-        self._runs.put(index, "learnt", learnt)
-        return old, new
-
-    def world(self, index: int) -> RunnerState:
-        """Return the environments' part of a run, good until the population advances."""
-        world: RunnerState = self._runs.get(index, "world")
-        return world
-
-    def metrics(self, index: int) -> dict[str, float]:
-        """Return a run's averages of the metrics since the last call."""
-        meter = np.asarray(self._runs.get(index, "meter"))
-        self._runs.put(index, "meter", self.learner.metrics.zeros())
-        return self.learner.metrics.read(meter)
-
-    def skipped(self, index: int) -> int:
-        """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
-        return self.learner.metrics.skipped(np.asarray(self._runs.get(index, "meter")))
-
-    def put(
-        self, index: int, train: TrainState, world: RunnerState | None = None, step: int | None = None
-    ) -> None:
-        """Replace the state of a run, and set its step (default: that of its counters)."""
-        self._runs.put(index, "train", train)
-        if world is not None:
-            self._runs.put(index, "world", world)
-        self.steps[index] = int(train.counters.timesteps) if step is None else step
+    @property
+    def steps(self) -> np.ndarray:
+        """Environment steps of each run so far."""
+        return np.asarray([driver.step for driver in self.drivers])
 
 
 Part = Literal["train", "learnt", "world", "meter"]
@@ -212,12 +173,7 @@ class _SeparateRuns:
             return SeedState(*state), jax.device_get(ends)
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
-        try:
-            wait(calls.values())
-        except BaseException:  # a second Ctrl-C
-            for each in calls.values():
-                each.cancel()
-            raise
+        wait(calls.values())
         advanced, errors = [], []
         for i, each in calls.items():
             if (error := each.exception()) is not None:
@@ -263,80 +219,46 @@ class _VmapRuns:
         self._state = self._state.replaced(part, _with(self._state.part(part), np.int32(index), value))
 
 
-class SeedDriver:
-    """One run of a population as a driver for the training loop, except that only the population advances,
-    all runs at once.
+class _PartOfRun:
+    """A part of the state of one of several runs, good until the runs advance."""
+
+    def __init__(self, part: Part) -> None:
+        self.part: Part = part
+
+    def __get__(self, driver: SeedDriver, owner: type) -> Any:
+        return driver.runner.states.get(driver.index, self.part)
+
+    def __set__(self, driver: SeedDriver, value: Tree) -> None:
+        driver.runner.states.put(driver.index, self.part, value)
+
+
+class SeedDriver(NativeDriver):
+    """One of several runs as a driver for the training loop, except that only all of them advance, at once.
 
     Args:
-        population: the runs.
+        runner: the runs.
         index: which of them this is.
+        n: its actors.
     """
 
-    unreported: Sequence[EpisodeResult] = ()
-    """Always empty: the population says what failed."""
-    deadline: float = math.inf
-    """Has no effect: a compiled block is completed."""
+    train = _PartOfRun("train")
+    learnt = _PartOfRun("learnt")
+    world = _PartOfRun("world")
+    meter = _PartOfRun("meter")
 
-    def __init__(self, population: MultiSeedRunner, index: int) -> None:
-        self.population = population
+    def __init__(self, runner: MultiSeedRunner, index: int, n: int) -> None:
+        super().__init__(runner.learner, n, CHECK_STEPS)
+        self.runner = runner
         self.index = index
-        self.blocks = population.blocks
-        self.block_steps = population.block_steps
-
-    @property
-    def train(self) -> TrainState:
-        """The learning state."""
-        return self.population.train(self.index)
-
-    @property
-    def learner(self) -> Learner:
-        """The algorithm."""
-        return self.population.learner
-
-    @property
-    def learnt(self) -> TrainState:
-        """The learning state without its replay memory."""
-        return self.population.learnt(self.index)
-
-    @property
-    def step(self) -> int:
-        """Environment steps so far."""
-        return int(self.population.steps[self.index])
 
     def advance(self, blocks: int) -> list[EpisodeResult]:
-        """Refuse: a member advances with the others."""
-        raise UsageError("A member of a population advances with the others: call Population.advance.")
-
-    def metrics(self) -> dict[str, float]:
-        """Return the averages of the metrics since the last call."""
-        return self.population.metrics(self.index)
-
-    def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics`."""
-        return self.population.skipped(self.index)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the environments' part of what is needed to continue.
-
-        A single run can continue from it, too.
-        """
-        return {"world": self.population.world(self.index)}
-
-    def snapshot_like(self) -> dict[str, Any]:
-        """Return the shapes of a snapshot."""
-        return self.snapshot()
-
-    def put(self, train: TrainState) -> None:
-        """Replace the learning state, before the run begins."""
-        self.population.put(self.index, train)
-
-    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
-        """Continue exactly where `train` and the snapshot were taken."""
-        self.population.put(self.index, train, snapshot["world"], step)
+        """Refuse: a run advances with the others."""
+        raise UsageError("One of several runs advances with the others: call MultiSeedRunner.advance.")
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
-        """Multiply the learning rate; return the old and the new one."""
-        return self.population.scale_lr(self.index, factor)
+        """Multiply the learning rate; the replay memory stays where it is."""
+        self.learnt, old, new = self.learner.scaled_lr(self.learnt, factor)
+        return old, new
 
 
 def begun(learner: Learner, keys: Key, hyper: Array) -> TrainState:
@@ -362,9 +284,9 @@ def _with(tree: Tree, index: Array, one: Tree) -> Tree:
     their memory once more.
     """
 
-    def put(all_: Array, own: Array) -> Array:
-        own = jax.random.key_data(own) if _is_key(own) else own
-        return _over(all_, lambda words: words.at[index].set(own))
+    def put(all_: Array, value: Array) -> Array:
+        value = jax.random.key_data(value) if _is_key(value) else value
+        return _over(all_, lambda words: words.at[index].set(value))
 
     return jax.tree.map(put, tree, one)
 

@@ -1,0 +1,125 @@
+"""What the training loop needs of a driver, and what all of them share."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from operant.agents.base.learner import Learner, TrainState, without_buffer
+from operant.training.episodes import EpisodeResult
+
+
+class Driver(abc.ABC):
+    """Moves rows between an algorithm and environments.
+
+    Args:
+        learner: the algorithm.
+        n: actors.
+        check_steps: environment steps of one call: few enough that the clock and the target are looked at
+            often, many enough that this costs nothing. Fixed, not measured, so that a run stops at the same
+            step every time.
+    """
+
+    train: TrainState
+    """Everything that is needed to continue, except the environments."""
+    unreported: Sequence[EpisodeResult] = ()
+    """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+    deadline: float = math.inf
+    """Time (`time.perf_counter`) from which an incomplete block is discarded. A compiled one is completed."""
+    processes: int = 1
+    """How many processes train together."""
+
+    def __init__(self, learner: Learner, n: int, check_steps: int) -> None:
+        self.learner = learner
+        self.block_steps = learner.rows * n
+        """Environment steps of one block, if no episode ends in it."""
+        self.blocks = max(1, check_steps // self.block_steps)
+        """Most blocks of one call: after so many the loop looks at the target."""
+        self.step = 0
+        """Environment steps so far."""
+
+    @property
+    def learnt(self) -> TrainState:
+        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the
+        device.
+        """
+        return without_buffer(self.train)
+
+    @abc.abstractmethod
+    def advance(self, blocks: int) -> list[EpisodeResult]:
+        """Collect and learn from that many blocks; return the episodes that ended, in order of time."""
+
+    @abc.abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+
+    @abc.abstractmethod
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+
+    @abc.abstractmethod
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        """Multiply the learning rate; return the old and the new one. Compiles nothing."""
+
+    def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
+        """Return seconds and a flag as they hold for all processes of the run."""
+        return seconds, flag
+
+    def put(self, train: TrainState) -> None:
+        """Replace the learning state, before the run begins."""
+        self.train = train
+
+    @abc.abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' part of what is needed to continue, between blocks."""
+
+    def snapshot_like(self) -> dict[str, Any]:
+        """Return the shapes of a snapshot."""
+        return self.snapshot()
+
+    @abc.abstractmethod
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue from there, at a step of the run (default: that of the counters)."""
+
+
+class NativeDriver(Driver):
+    """A driver of a native environment, whose whole state is on the devices: it continues exactly."""
+
+    world: Any
+    """`RunnerState`: the environments' part."""
+    meter: Any
+    """Sums and counts of the metrics."""
+
+    def no_metrics(self) -> Any:
+        """Return an empty meter."""
+        return self.learner.metrics.zeros()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the averages of the metrics since the last call."""
+        meter = np.asarray(self.meter)
+        self.meter = self.no_metrics()
+        return self.learner.metrics.read(meter)
+
+    def skipped(self) -> int:
+        """Return how many gradient steps were left out since the last call of `metrics`."""
+        return self.learner.metrics.skipped(np.asarray(self.meter))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the environments' part of what is needed to continue."""
+        return {"world": self.world}
+
+    def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
+        """Continue exactly where `train` and the snapshot were taken."""
+        self.put(train)
+        self.world = snapshot["world"]
+        self.step = int(train.counters.timesteps) if step is None else step
+
+    def begin_anew(self, begin: Callable[..., Any]) -> None:
+        """Begin new episodes (by `DeviceRun.restart`), so that the run can continue from what is saved."""
+        train = self.learnt
+        self.world = jax.jit(begin)(train.key, train.counters.rows, self.world.actors.observation)
