@@ -17,7 +17,14 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import mask_fault, outline, value_faults
+from operant.envs.validation_errors import (
+    brief,
+    flag_error,
+    mask_error,
+    reward_error,
+    space_errors,
+    terminal_error,
+)
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
@@ -164,8 +171,8 @@ class _GymnasiumTrial:
 
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
         answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-            self._report.stop(f"reset must return (observation, info). Received: {outline(answer)}.")
+        if error := adapter.reset_error(answer):
+            self._report.stop(error)
         for name, space in self._declared.items():
             if getattr(self._env, name) != space:
                 self._report.fault(
@@ -178,21 +185,20 @@ class _GymnasiumTrial:
     def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
         action = self._codec.decode_one(actions, 0)
         answer = _try(self._report, f"step({action!r})", lambda: self._env.step(action))
-        if not isinstance(answer, tuple) or len(answer) != 5:
-            form = "(observation, reward, terminated, truncated, info)"
-            self._report.stop(f"step must return {form}. Received: {outline(answer)}.")
+        if error := adapter.step_form_error(answer):
+            self._report.stop(error)
         raw, reward, terminated, truncated, _ = answer
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
+            if error := flag_error(name, flag, strict=True):
                 self._report.fault(
-                    f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__}).",
+                    error,
                     "step returns (observation, reward, terminated, truncated, info), in this order.",
                 )
         reward = _reward(self._report, reward)
         return raw, _CheckedRow(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
 
     def _flat(self, raw: Any, call: str) -> Flat:
-        for fault in value_faults(self._env.observation_space, raw, f"observation of {call}", strict=True):
+        for fault in space_errors(self._env.observation_space, raw, f"observation of {call}", strict=True):
             self._report.fault(fault, "Correct observation_space, or what is returned.")
         try:
             flat = self._codec.encode(raw, False)
@@ -228,13 +234,11 @@ class _EnvironmentTrial:
         action = self.spaces.actions.unflatten({name: value[0] for name, value in actions.items()})
         answer = _try(self._report, f"execute({action!r})", lambda: self._env.execute(action))
         if not isinstance(answer, tuple) or len(answer) != 3:
-            self._report.stop(f"execute must return (states, terminal, reward). Received: {outline(answer)}.")
+            self._report.stop(f"execute must return (states, terminal, reward). Received: {brief(answer)}.")
         raw, terminal, reward = answer
-        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
+        if error := terminal_error(terminal):
             self._report.fault(
-                f"terminal must be False or 0, True or 1, or 2. Received: {terminal!r} "
-                f"({type(terminal).__name__}).",
-                "execute returns (states, terminal, reward), in this order.",
+                f"terminal {error}", "execute returns (states, terminal, reward), in this order."
             )
             terminal = 0
         reward = _reward(self._report, reward)
@@ -356,23 +360,19 @@ def _stream(
 
 def _look(spaces: Spaces, flat: Flat, report: _Report) -> None:
     for action in spaces.masks:
-        fault = mask_fault(mask_name(action), flat[mask_name(action)])
+        fault = mask_error(mask_name(action), flat[mask_name(action)])
         if fault is not None:
             report.stop(fault[1], "End the episode when no action is left.")
 
 
 def _reward(report: _Report, reward: Any) -> float:
-    kind = np.asarray(reward).dtype.kind
-    if isinstance(reward, bool | np.bool_) or np.ndim(reward) != 0 or kind not in "fiu":
-        report.fault(
-            f"The reward must be a number. Received: {reward!r} ({type(reward).__name__}).",
-            "Mind the order of what is returned.",
-        )
-        return 0.0
-    if not np.isfinite(reward):
-        report.fault(f"The reward must be finite. Received: {reward}.", "Look for a division by zero.")
-        return 0.0
-    return float(reward)
+    must = reward_error(reward)
+    if must is None:
+        return float(reward)
+    remedy = "Mind the order of what is returned." if must == "a number" else "Look for a division by zero."
+    received = brief(reward) if must == "a number" else reward
+    report.fault(f"The reward must be {must}. Received: {received}.", remedy)
+    return 0.0
 
 
 def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:

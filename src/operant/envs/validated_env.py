@@ -9,9 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
-from operant.envs.validation_errors import brief, reward_fault
+from operant.envs.validation_errors import brief, reward_error, terminal_error
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
+
+_ORDER = "execute returns (states, terminal, reward), in this order."
 
 
 class ValidatedEnv(Environment):
@@ -169,7 +171,7 @@ class ValidatedEnv(Environment):
         if not isinstance(answer, tuple) or len(answer) != size:
             form = "(parallel, states, terminal, reward)" if self._batched else "(states, terminal, reward)"
             raise EnvironmentError(
-                f"execute of {self._name!r} must return {form}. Received: {_brief(answer)}."
+                f"execute of {self._name!r} must return {form}. Received: {brief(answer)}."
             )
         self._steps += 1
         if self._batched:
@@ -255,7 +257,7 @@ class ValidatedEnv(Environment):
         if np.shape(values) not in ((), (n,)):
             raise EnvironmentError(
                 f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: "
-                f"{_brief(values)}."
+                f"{brief(values)}."
             )
         return np.broadcast_to(values, n).copy()
 
@@ -280,27 +282,18 @@ class ValidatedEnv(Environment):
             ) from None
 
     def _checked_terminal(self, terminal: Any) -> int:
-        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
-            raise EnvironmentError(
-                f"terminal of {self._name!r} must be False or 0, True or 1, or 2 for a cut episode. "
-                f"Received: {_brief(terminal)}. execute returns (states, terminal, reward), in this order."
-            )
+        if error := terminal_error(terminal):
+            raise EnvironmentError(f"terminal of {self._name!r} {error} {_ORDER}")
         return int(terminal)
 
     def _checked_reward(self, reward: Any) -> float:
-        number = isinstance(reward, int | float | np.number) or (
-            np.shape(reward) == () and isinstance(reward, np.ndarray)
-        )
-        if isinstance(reward, bool) or not number:
-            raise EnvironmentError(
-                f"The reward of {self._name!r} must be a number. Received: {_brief(reward)}. "
-                f"execute returns (states, terminal, reward), in this order."
+        if error := reward_error(reward):
+            received = (
+                f"{brief(reward)}. {_ORDER}"
+                if error == "a number"
+                else f"{float(reward)} at step {self._steps}."
             )
-        if fault := reward_fault(reward):
-            raise EnvironmentError(
-                f"The reward of {self._name!r} must be {fault}. Received: {float(reward)} at step "
-                f"{self._steps}."
-            )
+            raise EnvironmentError(f"The reward of {self._name!r} must be {error}. Received: {received}")
         return float(reward)
 
 
@@ -334,9 +327,3 @@ def _checked_shaping(shaping: Any) -> Shaping | None:
         "reward_shaping must be a callable (states, actions, terminal, reward, next_states) -> reward. "
         f"Received: reward_shaping={shaping!r}. Strings are not evaluated: pass a function or a lambda."
     )
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return brief(value)

@@ -27,7 +27,7 @@ from operant.envs.gymnasium.preprocessing import (
     resuming,
 )
 from operant.envs.validated_env import smaller_limit
-from operant.envs.vector.base import Check
+from operant.envs.validation_errors import Check
 from operant.envs.vector.batched import GymnasiumVector
 from operant.errors import value_error
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from operant.envs.env_spec import EnvSpec
-from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.validation_errors import Check
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.sync_vector import make_cell
 from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
 from operant.envs.workers.restarts import LostError, RestartPolicy

@@ -14,16 +14,8 @@ from operant.envs.environment import Environment
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
-from operant.envs.validation_errors import (
-    isfinite,
-    look,
-    look_at_masks,
-    nonfinite,
-    raised_at,
-    state_label,
-    vdot,
-)
-from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.validation_errors import Check, ObservationValidator, finite_error, raised_at
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
 
@@ -63,10 +55,7 @@ class GymnasiumVector(VectorEnv):
             vector.single_observation_space, vector.single_action_space, frames=frames
         )
         self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
-        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
-        self._watched = floats if check == "always" else []
-        self._masked = check == "always" and bool(self.spaces.masks)
-        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._validator = ObservationValidator(self.spaces, check)
         self._copy = copy
         self._infos = InfoCollector(info_keywords, self.num_envs)
 
@@ -96,8 +85,7 @@ class GymnasiumVector(VectorEnv):
             terminated, truncated = terminated & goes_on, truncated & goes_on
         self._ended = terminated | truncated
         flat = self._read(observation, "step", (terminated, truncated))
-        if not isfinite(vdot(reward, reward)):
-            self._refuse(nonfinite("reward", reward))
+        self._raise_first(finite_error("reward", reward))
         self.infos = self._read_infos(info)
         return VectorStep(flat, reward, terminated, truncated)
 
@@ -122,7 +110,7 @@ class GymnasiumVector(VectorEnv):
             try:
                 self._infos.note(found, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
             except EnvironmentError as error:
-                self._refuse((i, str(error)))
+                self._raise_first((i, str(error)))
         return found
 
     def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
@@ -151,19 +139,8 @@ class GymnasiumVector(VectorEnv):
             raise EnvironmentError(f"The vector of {self.name!r} in {call}: {fault}") from error
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
-        if call in self._unchecked or self._masked:
-            over = np.logical_or(*ended) if ended else None
-            self._refuse((look if call in self._unchecked else look_at_masks)(self.spaces, flat, over))
-            self._unchecked.discard(call)
-        for key in self._watched:
-            value = flat[key]
-            if not isfinite(vdot(value, value)):
-                self._refuse(nonfinite(state_label(self.spaces, key), value))
+        self._raise_first(self._validator.error(flat, call, ended))
         return flat
-
-    def _refuse(self, fault: tuple[int, str] | None) -> None:
-        if fault is not None:
-            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
 
 
 class NativeVector(VectorEnv):
@@ -180,13 +157,14 @@ class NativeVector(VectorEnv):
         self.spaces = env.spaces
         self.name = name
         self.max_episode_timesteps = env.max_episode_timesteps
+        self._validator = ObservationValidator(self.spaces)
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
         self._check_reset(seed)
         self._is_reset = True
         observation = self._vector.reset(seed)
-        self._look(observation)
+        self._raise_first(self._validator.error(observation, "reset"))
         return observation
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
@@ -194,15 +172,11 @@ class NativeVector(VectorEnv):
         if not (self._is_open and self._is_reset):
             raise self._unusable()
         step = VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
-        self._look(step.observation, nonfinite("reward", step.reward))
+        self._raise_first(
+            finite_error("reward", step.reward)
+            or self._validator.error(step.observation, "step", (step.terminated, step.truncated))
+        )
         return step
-
-    def _look(self, observation: Flat, fault: tuple[int, str] | None = None) -> None:
-        """Raise the given fault, if there is one, or that of an observation that is not finite."""
-        for key in self.spaces.states.components:
-            fault = fault or nonfinite(state_label(self.spaces, key), observation[key])
-        if fault is not None:
-            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
 
     def close(self) -> None:
         """Forget the environments' states."""

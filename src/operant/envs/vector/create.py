@@ -18,9 +18,10 @@ from operant.envs.gymnasium.games import Games
 from operant.envs.gymnasium.infos import keywords_of, refusal
 from operant.envs.remote.remote_env import RemoteEnv
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
+from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
-from operant.envs.vector.base import Check, VectorEnv
+from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import GymnasiumVector
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
@@ -296,7 +297,7 @@ def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
 
 
 def _in_process(sources: Sequence[EnvSpec], reads: _Reads, count: int | None = None) -> SyncVectorEnv:
-    cells = [make_cell(source) for source in sources[:count]]
+    cells = [make_cell(source, reads.check) for source in sources[:count]]
     return SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
 
 
@@ -333,7 +334,7 @@ def _measured(
                     sources, reads, f"{measured}, above the {limit} from which processes pay", settings
                 )
             reason = f"{measured}, but {obstacle}"
-    cells = probe.cells + [make_cell(source) for source in sources[1:]]
+    cells = probe.cells + [make_cell(source, reads.check) for source in sources[1:]]
     vector = SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector
