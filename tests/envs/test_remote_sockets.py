@@ -422,31 +422,6 @@ def test_certificates_that_cannot_be_used(certificate, tmp_path):
         connect(remote="socket-client", host=HOST, port=1, certificate=str(tmp_path / "none"))
 
 
-def test_a_server_that_is_found_too_late_is_left(module, monkeypatch):
-    """Every part of reaching it may take its time: together they last longer than giving up waits."""
-    from operant.envs.remote import client
-
-    greeted, let = threading.Event(), threading.Event()
-
-    def slowly(*arguments):
-        greet(*arguments)
-        greeted.set()
-        let.wait(20.0)
-
-    monkeypatch.setattr(client, "greet", slowly)
-    monkeypatch.setattr(client, "_TRY_SECONDS", 1.0)
-    with serving(module.Count) as server:
-        dial = client.Dial(HOST, server.ports[0], b"", None, 20.0)
-        assert greeted.wait(20.0)
-        monkeypatch.setattr(client, "_TRY_SECONDS", 0.01)
-        dial.stop()
-        let.set()
-        wait_until(lambda: not dial._thread.is_alive())
-        monkeypatch.undo()
-        with clients(server.ports[0], start_seconds=20.0) as (connection,):  # its one environment is free
-            assert ask(connection).terminal == 0
-
-
 # What is lost
 
 

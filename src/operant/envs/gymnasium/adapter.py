@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_
 from gymnasium.spaces import Box
 from gymnasium.wrappers import FrameStackObservation
 
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.envs.validation_errors import (
     FLAGS,
     NUMBERS,
@@ -361,7 +361,7 @@ class GymnasiumSubEnv:
         self.env.close()
 
 
-class GymnasiumEnv(Environment):
+class GymnasiumEnv(SpacesEnv):
     """An environment of Gymnasium as `Environment`.
 
     Args:
@@ -381,14 +381,6 @@ class GymnasiumEnv(Environment):
         if name.startswith("_") or name == "gymnasium":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.gymnasium, name)
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the time limit of Gymnasium's registry, or None."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.errors import EnvironmentError, SpaceError, SpecError, suggest
 from operant.spec.spaces import from_gymnasium
 
@@ -54,7 +54,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
         ) from error
 
 
-class PettingZooEnv(Environment):
+class PettingZooEnv(SpacesEnv):
     """A parallel environment of PettingZoo.
 
     Args:
@@ -82,14 +82,6 @@ class PettingZooEnv(Environment):
         self.spaces, self.codec = from_gymnasium(observation, action)
         self._index = {agent: i for i, agent in enumerate(self.agents)}
         self._alive: list[Any] = []
-
-    def states(self) -> Any:
-        """Return the specification of an agent's states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of an agent's actions."""
-        return self.spaces.actions.to_spec()
 
     def num_actors(self) -> int:
         """Return how many agents there are at most."""

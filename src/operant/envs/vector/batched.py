@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
@@ -200,7 +200,7 @@ def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) ->
     return NativeVector(env, num_envs, name)
 
 
-class SingleEnv(Environment):
+class SingleEnv(SpacesEnv):
     """A vector of one as `Environment`."""
 
     def __init__(self, vector: VectorEnv) -> None:
@@ -211,14 +211,6 @@ class SingleEnv(Environment):
             for name, leaf in vector.spaces.actions.components.items()
         }
         self._ended = False
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the vector's time limit."""
