@@ -95,8 +95,7 @@ def resolve(
         if not (_is_maker(environment) or is_environment(environment)):
             raise SpecError(
                 "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with "
-                "'environment', "
-                f"or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
+                f"'environment', or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
             )
         if given and not callable(environment):
             raise UsageError(
@@ -167,8 +166,7 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
             raise SpecError(
                 f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function "
-                "that makes one. "
-                f"Received: {kind}.{lacking(target)}"
+                f"that makes one. Received: {kind}.{lacking(target)}"
             )
         return target, name, name
     raise _unknown(name)
@@ -223,8 +221,7 @@ def _check_frames(name: str, given: dict[str, Any]) -> None:
     if given.get("max_frame") and not preprocess:
         raise SpecError(
             f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without "
-            "preprocess, for "
-            f"{name!r}. Add preprocess=True."
+            f"preprocess, for {name!r}. Add preprocess=True."
         )
     if not preprocess:
         given.pop("preprocess", None)

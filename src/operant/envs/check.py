@@ -281,8 +281,7 @@ def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Rep
     if not ends and trial.limit is None:
         report.findings.append(
             f"No episode ended in {steps} steps, and there is no time limit. Give max_episode_timesteps if "
-            "episodes may "
-            f"go on for ever."
+            "episodes may go on for ever."
         )
     if not trial.seedable:
         report.findings.append(
@@ -310,9 +309,8 @@ def _explain_difference(
         trial.close()
         if _alike(stream, fresh):
             report.findings.append(
-                "The same seed and actions gave another stream after earlier episodes: reset keeps "
-                "something of them. Runs "
-                "can be repeated from the start only."
+                "The same seed and actions gave another stream after earlier episodes: reset keeps something "
+                "of them. Runs can be repeated from the start only."
             )
             return
     report.fault(
@@ -346,8 +344,7 @@ def _stream(
         if row.terminated and length == trial.limit:
             note = (
                 f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is "
-                "the reason, say "
-                f"truncated (terminal 2): a termination tells that nothing would follow."
+                "the reason, say truncated (terminal 2): a termination tells that nothing would follow."
             )
             report.findings.extend([] if note in report.findings else [note])
         if row.terminated or row.truncated or length == trial.limit:

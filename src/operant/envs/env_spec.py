@@ -129,8 +129,7 @@ class EnvSpec:
         if isinstance(made, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, "
-                "or pass one "
-                f"environment here."
+                "or pass one environment here."
             )
         return SingleEnv(from_native(made, 1, self.name))
 
@@ -223,9 +222,8 @@ def _path(target: Any, name: str) -> str:
 
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
-        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it "
-        "in this process: "
-        f"{HERE}."
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in "
+        f"this process: {HERE}."
     )
 
 
@@ -254,9 +252,8 @@ def refuse_same(sources: Sequence[EnvSpec]) -> None:
         if first != i:
             raise UsageError(
                 f"Each environment must be an object of its own. Received: environments {first} and {i} are "
-                "the same "
-                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; "
-                "or give an id."
+                f"the same {source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in "
+                "range(n)]; or give an id."
             )
 
 

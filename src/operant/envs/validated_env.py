@@ -185,8 +185,7 @@ class ValidatedEnv(Environment):
     def _unready(self) -> UsageError:
         return UsageError(
             f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after "
-            "every "
-            f"terminal."
+            "every terminal."
         )
 
     @property
@@ -237,8 +236,7 @@ class ValidatedEnv(Environment):
         if told not in (len(running), len(order)):
             raise EnvironmentError(
                 f"execute of {self._name!r} returned states of {told} actors. Return those of the "
-                f"{len(running)} that go on, and behind "
-                f"them those of all that ended or of none."
+                f"{len(running)} that go on, and behind them those of all that ended or of none."
             )
         if "execute" in self._checks and told:
             self._check_states(states, "execute", self.spaces, over=np.arange(told) >= len(running))

@@ -71,7 +71,6 @@ class InfoCollector:
         if number is None:
             raise EnvironmentError(
                 f"info[{key!r}] must be a number to be recorded. Received: {value!r} "
-                f"({type(value).__name__}). "
-                "Leave it out of info_keywords."
+                f"({type(value).__name__}). Leave it out of info_keywords."
             )
         return number

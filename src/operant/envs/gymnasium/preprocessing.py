@@ -75,9 +75,8 @@ def steps_for(frames: int, arguments: Mapping[str, Any]) -> int:
 def refusal(name: str, shape: Any) -> SpecError:
     """Return the error of an environment that shows no images."""
     return SpecError(
-        f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. "
-        "It is for images (height, width, 3 or 1). Leave --preprocess out; in a program, give "
-        "preprocess=False."
+        f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. It is for "
+        "images (height, width, 3 or 1). Leave --preprocess out; in a program, give preprocess=False."
     )
 
 

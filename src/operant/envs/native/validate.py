@@ -240,8 +240,7 @@ def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
         received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
         raise EnvironmentError(
             f"step of {name!r} must return {_STEP}, with TimeStep of operant.envs.native.native_env. "
-            "Received: "
-            f"{received}."
+            f"Received: {received}."
         )
     state, stepped = answer
     for what, value, kinds, must in (
@@ -319,8 +318,7 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
         else:
             raise EnvironmentError(
                 f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: "
-                f"{place} of {_shown(y)}, where "
-                f"reset returned {_shown(x)}."
+                f"{place} of {_shown(y)}, where reset returned {_shown(x)}."
             )
     return state._replace(leaves=tuple(leaves))
 

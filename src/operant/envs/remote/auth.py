@@ -93,8 +93,7 @@ def check_reach(host: str, token: bytes, what: str) -> None:
     if not token and not is_loopback(host):
         raise UsageError(
             f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: "
-            "--token-file, or the variable "
-            f"{VARIABLE}. Make one: {_RECIPE}"
+            f"--token-file, or the variable {VARIABLE}. Make one: {_RECIPE}"
         )
 
 
@@ -141,8 +140,7 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     if version != VERSION:
         raise RefusedError(
             f"speaks version {version} of the protocol, and this side version {VERSION}. Install the same "
-            "version of "
-            f"operant on both."
+            "version of operant on both."
         )
     ours = secrets.token_bytes(32)
     proof = _derive(token, b"client proof", theirs, ours)

@@ -219,8 +219,7 @@ def sendable(source: EnvSpec) -> str:
     if "__main__:" in literal:
         raise SpecError(
             f"Environment {source.name!r} is defined in the program itself, which other machines do not "
-            "have. "
-            "Define it in a module that they can import."
+            "have. Define it in a module that they can import."
         )
     return literal
 
@@ -260,8 +259,7 @@ def join(host: Any = None, port: Any = None) -> None:
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}. If it "
-                "asks for a "
-                "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
+                "asks for a token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
             ) from None
 
 

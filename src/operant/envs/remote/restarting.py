@@ -160,8 +160,7 @@ class RestartingConnection(abc.ABC):
         if self._actors is None:
             raise UsageError(
                 f"execute was called on {self.name!r} before an episode was begun. Call reset first, and "
-                "after every "
-                f"terminal."
+                "after every terminal."
             )
         batch = () if self.num_actors == 1 else (len(self._actors),)
         self._begin(self.spaces.actions.check(actions, batch, clip=True))

@@ -105,8 +105,7 @@ class Server:
         if not is_loopback(host) and context is None:
             _log.warning(
                 "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers "
-                "out, and TLS "
-                "(certificate and key) keeps others from reading.",
+                "out, and TLS (certificate and key) keeps others from reading.",
                 host,
             )
         self._selector = selectors.DefaultSelector()

@@ -170,8 +170,7 @@ class Schema:
         if max(self.request_limit, self.answer_limit) > MOST_BYTES:
             raise SpecError(
                 f"The states of {num_actors} actor(s) take {num_actors * row} bytes, and at most "
-                f"{MOST_BYTES} can be sent. "
-                f"Make them smaller inside the environment."
+                f"{MOST_BYTES} can be sent. Make them smaller inside the environment."
             )
 
     def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:

@@ -151,8 +151,7 @@ def create(
         vector.close()
         raise SpecError(
             "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) "
-            "at 'auto', or give "
-            "episodic_life=False (--no-episodic-life)."
+            "at 'auto', or give episodic_life=False (--no-episodic-life)."
         )
     return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
 
@@ -168,9 +167,8 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
         if isinstance(env, ValidatedEnv) and isinstance(env.environment, RemoteEnv):
             raise SpecError(
                 "info_keywords is not for remote environments, whose info stays where they are: "
-                f"{env.name!r} is one. "
-                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with "
-                "vector='processes'."
+                f"{env.name!r} is one. Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an "
+                "id or a class with vector='processes'."
             )
 
 

@@ -151,8 +151,7 @@ class SyncVectorEnv(VectorEnv):
             if cell.spaces != self.spaces:
                 raise UsageError(
                     f"All environments of a vector must have the same spaces. Environment {i} has "
-                    f"{cell.spaces}, "
-                    f"environment 0 has {self.spaces}."
+                    f"{cell.spaces}, environment 0 has {self.spaces}."
                 )
         limits = [cell.limit for cell in self.cells]
         known = [limit for limit in limits if limit is not None]
