@@ -624,8 +624,8 @@ def test_one_client_for_one_environment():
 
 
 def test_silent_clients_lose_their_environment():
-    patience = Timeouts(idle_seconds=0.2)
-    with serving("CartPole-v1", patience=patience) as server, clients(server.ports[0]) as (silent,):
+    timeouts = Timeouts(idle_seconds=0.2)
+    with serving("CartPole-v1", timeouts=timeouts) as server, clients(server.ports[0]) as (silent,):
         ask(silent)
         time.sleep(0.4)
         with clients(server.ports[0]) as (other,):
@@ -634,14 +634,14 @@ def test_silent_clients_lose_their_environment():
 
 def test_both_sides_wait_without_limit():
     with (
-        serving("CartPole-v1", patience=Timeouts(1e10, 1e10)) as server,
+        serving("CartPole-v1", timeouts=Timeouts(1e10, 1e10)) as server,
         clients(server.ports[0], timeout_seconds=1e10, start_seconds=float("inf")) as (connection,),
     ):
         assert ask(connection).terminal == ask(connection, 0).terminal == 0
 
 
 def test_silent_strangers_are_sent_away():
-    with serving("CartPole-v1", patience=Timeouts(greeting_seconds=0.2)) as server:
+    with serving("CartPole-v1", timeouts=Timeouts(greeting_seconds=0.2)) as server:
         stranger = socket.create_connection((HOST, server.ports[0]), timeout=5)
         assert stranger.recv(100)[5:12] == b"operant"
         assert stranger.recv(100) == b""  # the end

@@ -118,13 +118,13 @@ class _Report:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.findings: list[str] = []
-        self._seen: set[str] = set()
+        self._kinds: set[str] = set()
 
     def fault(self, text: str, remedy: str = "") -> None:
         """Note a fault, unless one with the same text up to `Received:` was noted before."""
         kind = text.split(" Received:")[0]
-        if kind not in self._seen:
-            self._seen.add(kind)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
             self.faults.append(f"{text} {remedy}".rstrip())
 
     def stop(self, text: str, remedy: str = "") -> NoReturn:
@@ -264,15 +264,17 @@ class _EnvironmentTrial:
 
 
 def _trial(source: EnvSpec, report: _Report) -> _Trial:
-    made = source.make()
-    if isinstance(made, gymnasium.Env):
+    environment = source.make()
+    if isinstance(environment, gymnasium.Env):
         limit = source.own_limit()
         return _GymnasiumTrial(
-            made, (made.spec.max_episode_steps if made.spec else None) if limit is None else limit, report
+            environment,
+            (environment.spec.max_episode_steps if environment.spec else None) if limit is None else limit,
+            report,
         )
-    if isinstance(made, Environment):
-        return _EnvironmentTrial(made, report)
-    return _EnvironmentTrial(SingleEnv(from_native(made, 1, source.name)), report)
+    if isinstance(environment, Environment):
+        return _EnvironmentTrial(environment, report)
+    return _EnvironmentTrial(SingleEnv(from_native(environment, 1, source.name)), report)
 
 
 def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
@@ -330,7 +332,7 @@ def _stream(
     before = copy.deepcopy(raw)
     length = 0
     for _ in range(steps):
-        _look(trial.spaces, flat, report)
+        _check_masks(trial.spaces, flat, report)
         then = raw
         raw, row = trial.step(random_actions(trial.spaces, flat, generator))
         flat, length = row.observation, length + 1
@@ -355,7 +357,7 @@ def _stream(
     return rows
 
 
-def _look(spaces: Spaces, flat: Flat, report: _Report) -> None:
+def _check_masks(spaces: Spaces, flat: Flat, report: _Report) -> None:
     for action in spaces.masks:
         fault = mask_error(mask_name(action), flat[mask_name(action)])
         if fault is not None:

@@ -229,21 +229,21 @@ class ValidatedEnv(Environment):
             raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
         if not np.isfinite(reward).all():
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
-        running, told = [int(i) for i in parallel], rows(states)
+        running, observed = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
-        if not running and told != len(order):
-            states, told = None, 0  # of no actor, or it is not known of which
-        if told not in (len(running), len(order)):
+        if not running and observed != len(order):
+            states, observed = None, 0  # of no actor, or it is not known of which
+        if observed not in (len(running), len(order)):
             raise EnvironmentError(
-                f"execute of {self._name!r} returned states of {told} actors. Return those of the "
+                f"execute of {self._name!r} returned states of {observed} actors. Return those of the "
                 f"{len(running)} that go on, and behind them those of all that ended or of none."
             )
-        if "execute" in self._checks and told:
-            self._check_states(states, "execute", self.spaces, over=np.arange(told) >= len(running))
+        if "execute" in self._checks and observed:
+            self._check_states(states, "execute", self.spaces, over=np.arange(observed) >= len(running))
             self._checks.remove("execute")
         if self._steps == self._limit:
-            known = told == len(order) and set(acting) <= set(order)
-            states = take(states, [order.index(actor) for actor in acting]) if known else None
+            is_known = observed == len(order) and set(acting) <= set(order)
+            states = take(states, [order.index(actor) for actor in acting]) if is_known else None
             terminal[terminal == 0] = 2
             parallel, running = np.asarray(parallel)[:0], []
         self._running, self._acting = bool(running), running
@@ -303,19 +303,19 @@ def _has(states: Any, name: str) -> bool:
     return True
 
 
-def smaller_limit(asked: int | None, own: int | None, name: str) -> int | None:
+def smaller_limit(requested: int | None, limit: int | None, name: str) -> int | None:
     """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
-    asked = whole("max_episode_timesteps", asked, optional=True)
-    if asked is None:
-        return own
-    if own is not None and asked > own:
+    requested = whole("max_episode_timesteps", requested, optional=True)
+    if requested is None:
+        return limit
+    if limit is not None and requested > limit:
         raise value_error(
             "max_episode_timesteps",
-            f"at most {own}, the limit of {name!r} itself",
-            asked,
+            f"at most {limit}, the limit of {name!r} itself",
+            requested,
             "Leave it out, or make the environment with a longer limit of its own.",
         )
-    return asked
+    return requested
 
 
 def _checked_shaping(shaping: Any) -> Shaping | None:

@@ -205,9 +205,9 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str, Any]:
+def _arguments(spec: EnvSpec, requested: Mapping[str, Any], entry: Any) -> dict[str, Any]:
     """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
-    arguments = dict(given)
+    arguments = dict(requested)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
     creator = _creator(spec, entry)
@@ -217,16 +217,16 @@ def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str,
         return arguments
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
-    known = [name for name in parameters if name not in ("self", "num_envs")]
+    names = [name for name in parameters if name not in ("self", "num_envs")]
     for name in arguments:
-        if name == "max_episode_steps" or name not in known:
-            raise _untaken(spec, name, known)
+        if name == "max_episode_steps" or name not in names:
+            raise _untaken(spec, name, names)
     return arguments
 
 
-def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
+def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
     """Return the error of an argument that an environment does not take."""
-    remedy = suggest(name, known)
+    remedy = suggest(name, names)
     if name == "max_episode_steps":
         remedy = " The time limit is given as max_episode_timesteps."
     return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
@@ -512,6 +512,6 @@ def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
     # A step of these brings several frames.
     if type(env).__name__ in ("MaxAndSkipObservation", "RepeatAction"):
         return False
-    own = type(env).__module__.split(".")[0] == "gymnasium"
+    is_gymnasiums = type(env).__module__.split(".")[0] == "gymnasium"
     same = env.observation_space == env.env.observation_space
-    return own and same and not isinstance(env, gymnasium.ObservationWrapper)
+    return is_gymnasiums and same and not isinstance(env, gymnasium.ObservationWrapper)

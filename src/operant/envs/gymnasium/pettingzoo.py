@@ -70,14 +70,14 @@ class PettingZooEnv(SpacesEnv):
         first = self.agents[0]
         observation, action = env.observation_space(first), env.action_space(first)
         for agent in self.agents[1:]:
-            for kind, own, other in (
+            for kind, space, other in (
                 ("observation", observation, env.observation_space(agent)),
                 ("action", action, env.action_space(agent)),
             ):
-                if own != other:
+                if space != other:
                     raise SpaceError(
                         f"All agents of {env} must have the same {kind} space, since one policy plays them. "
-                        f"{first}: {own}. {agent}: {other}. Pad them with PettingZoo's wrappers."
+                        f"{first}: {space}. {agent}: {other}. Pad them with PettingZoo's wrappers."
                     )
         self.spaces, self.codec = from_gymnasium(observation, action)
         self._index = {agent: i for i, agent in enumerate(self.agents)}
@@ -120,9 +120,9 @@ class PettingZooEnv(SpacesEnv):
             last = self._states(observations, acting)
             return _only(last), terminal[0], reward[0]
         ended = [agent for agent in acting if agent not in self._alive]
-        known = all(observations.get(agent) is not None for agent in ended)
-        told = [*self._alive, *ended] if known else self._alive
-        states = self._states(observations, told) if told else None
+        is_known = all(observations.get(agent) is not None for agent in ended)
+        observed = [*self._alive, *ended] if is_known else self._alive
+        states = self._states(observations, observed) if observed else None
         return self._parallel(), states, np.asarray(terminal), np.asarray(reward, np.float32)
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class PettingZooEnv(SpacesEnv):
 
     def _states(self, observations: Any, agents: list[Any]) -> Any:
         each = [self.codec.encode(observations[agent], False) for agent in agents]
-        flat = {name: np.stack([own[name] for own in each]) for name in each[0]}
+        flat = {name: np.stack([states[name] for states in each]) for name in each[0]}
         return self.spaces.unflatten(flat)
 
 

@@ -162,13 +162,13 @@ class SocketConnection(RestartingConnection):
                 raise lost_by(content)
             if kind != wire.ANSWER:
                 raise WireError(f"a frame of kind {kind} instead of an answer")
-            answer, own = self._schema.unpack_answer(content, self._acted)
+            answer, episode_return = self._schema.unpack_answer(content, self._acted)
         except WireError as error:
             raise LostError(f"sent {error}") from None
         if answer.lost:
             self.restarts += 1
             answer = answer._replace(lost=f"{self.where} {answer.lost}")
-        return answer, own
+        return answer, episode_return
 
     def _finish(self) -> None:
         if self._channel is not None:

@@ -90,7 +90,7 @@ class RayConnection(RestartingConnection):
         self._schema: Schema
         self._actor: Any = None
         self._called = "Ray actor"
-        self._made: Any = None
+        self._description_reply: Any = None
         self._reply: Any = None
         self._arrival: tuple[int, bytes] | None = None
         self._acted = 0
@@ -105,7 +105,7 @@ class RayConnection(RestartingConnection):
         """
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
         try:
-            reply = self._wait(self._made, seconds)
+            reply = self._wait(self._description_reply, seconds)
             if reply is None:
                 raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
             kind, content = reply
@@ -113,7 +113,7 @@ class RayConnection(RestartingConnection):
                 name, text, traceback = wire.unpack_fault(memoryview(content))
                 raise error_named(name)(f"{text}\n{traceback}".rstrip())
             description = wire.unpack_description(memoryview(content))
-            self._described, self._made = content, None
+            self._described, self._description_reply = content, None
             self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
             self._schema = Schema(self.spaces, self.num_actors)
         except LostError as lost:
@@ -135,7 +135,7 @@ class RayConnection(RestartingConnection):
         options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         self._actor = ray.remote(RayEnvActor).options(**options).remote()
         self._called = f"Ray actor {self._actor._actor_id.hex()[:8]}"
-        self._made = self._actor.make.remote(self._literal)
+        self._description_reply = self._actor.make.remote(self._literal)
 
     def _drop(self) -> None:
         import ray
@@ -143,7 +143,7 @@ class RayConnection(RestartingConnection):
         if self._actor is not None:
             with contextlib.suppress(Exception):  # it is gone already, or Ray is
                 ray.kill(self._actor)
-        self._actor = self._made = self._reply = None
+        self._actor = self._description_reply = self._reply = None
 
     def _ask(self, request: int | Flat | None) -> None:
         kind, content, self._acted = self._schema.pack_request(request)
@@ -169,13 +169,13 @@ class RayConnection(RestartingConnection):
 
     def _is_made(self, seconds: float) -> bool:
         """Tell whether a replacement is ready, after waiting for at most `seconds`."""
-        if self._made is not None:
-            reply = self._wait(self._made, seconds)
+        if self._description_reply is not None:
+            reply = self._wait(self._description_reply, seconds)
             if reply is None:
                 return False
             if bytes(_content(reply)) != self._described:
                 raise LostError("came back as another environment", final=True)
-            self._made = None
+            self._description_reply = None
         return True
 
     @staticmethod

@@ -105,13 +105,13 @@ class GymnasiumVector(VectorEnv):
         A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of
         dicts.
         """
-        found = self._infos.blank()
-        for i in np.flatnonzero(self._ended).tolist() if found else ():
+        values = self._infos.blank()
+        for i in np.flatnonzero(self._ended).tolist() if values else ():
             try:
-                self._infos.note(found, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
+                self._infos.note(values, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
             except EnvironmentError as error:
                 self._raise_first((i, str(error)))
-        return found
+        return values
 
     def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
         """Return the info of one environment, dicts in it included."""

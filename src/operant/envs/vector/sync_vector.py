@@ -106,16 +106,16 @@ class EnvironmentSubEnv:
         self.env.close()
 
 
-def make_cell(source: EnvSpec, check: Check = "always") -> SubEnv:
+def make_sub_env(source: EnvSpec, check: Check = "always") -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
-        made = source.make()
-        if isinstance(made, gymnasium.Env):
+        environment = source.make()
+        if isinstance(environment, gymnasium.Env):
             limit = source.own_limit()
-            limit = adapter.own_limit(made) if limit is None else limit
+            limit = adapter.own_limit(environment) if limit is None else limit
             limit = smaller_limit(source.max_episode_timesteps, limit, source.name)
-            return adapter.GymnasiumSubEnv(made, limit, check)
-        return EnvironmentSubEnv(source.create(made))
+            return adapter.GymnasiumSubEnv(environment, limit, check)
+        return EnvironmentSubEnv(source.create(environment))
     return EnvironmentSubEnv(source.create())
 
 
@@ -123,7 +123,7 @@ class SyncVectorEnv(VectorEnv):
     """Environments stepped one after the other.
 
     Args:
-        cells: the environments.
+        envs: the environments.
         name: for messages.
         check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         offset: number of the first environment: seeds and messages count from it.
@@ -137,25 +137,25 @@ class SyncVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        cells: Sequence[SubEnv],
+        envs: Sequence[SubEnv],
         name: str,
         check: Check = "always",
         offset: int = 0,
         info_keywords: Sequence[str] = (),
     ) -> None:
-        self.cells = list(cells)
-        self.num_envs = len(self.cells)
-        self.spaces = self.cells[0].spaces
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.spaces = self.envs[0].spaces
         self.name = name
-        for i, cell in enumerate(self.cells):
-            if cell.spaces != self.spaces:
+        for i, env in enumerate(self.envs):
+            if env.spaces != self.spaces:
                 raise UsageError(
                     f"All environments of a vector must have the same spaces. Environment {i} has "
-                    f"{cell.spaces}, environment 0 has {self.spaces}."
+                    f"{env.spaces}, environment 0 has {self.spaces}."
                 )
-        limits = [cell.limit for cell in self.cells]
-        known = [limit for limit in limits if limit is not None]
-        self.max_episode_timesteps = max(known) if len(known) == len(limits) else None
+        limits = [env.limit for env in self.envs]
+        finite_limits = [limit for limit in limits if limit is not None]
+        self.max_episode_timesteps = max(finite_limits) if len(finite_limits) == len(limits) else None
         self._limits = [inf if limit is None else limit for limit in limits]
         self._offset = offset
         self._validator = ObservationValidator(self.spaces, check)
@@ -165,7 +165,7 @@ class SyncVectorEnv(VectorEnv):
         }
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
-        games = [within(getattr(cell, "env", None)) for cell in self.cells]
+        games = [within(getattr(env, "env", None)) for env in self.envs]
         self.preprocessed = None not in games
         self.has_lives = any(game.has_lives for game in games if game is not None)
         self._infos = InfoCollector(info_keywords, self.num_envs)
@@ -173,15 +173,15 @@ class SyncVectorEnv(VectorEnv):
     @property
     def codec(self) -> Codec | None:
         """That of the first environment."""
-        return self.cells[0].codec
+        return self.envs[0].codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
         self._check_reset(seed)
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
-        for i, cell in enumerate(self.cells):
+        for i, env in enumerate(self.envs):
             try:
-                flat = cell.reset(None if seed is None else seed_of(seed, self._offset + i))
+                flat = env.reset(None if seed is None else seed_of(seed, self._offset + i))
                 for key, into in observation.items():
                     into[i] = flat[key]
             except (Exception, SystemExit) as error:
@@ -204,24 +204,24 @@ class SyncVectorEnv(VectorEnv):
         n, ended, steps, limits = self.num_envs, self._ended, self._steps, self._limits
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        chosen = self.cells[0].native_actions(actions, n)
+        chosen = self.envs[0].native_actions(actions, n)
         infos, self.lost = self._infos.blank(), None
-        for i, cell in enumerate(self.cells):
+        for i, env in enumerate(self.envs):
             begins = ended[i]
             try:
                 if begins:
-                    flat = cell.reset(None)
+                    flat = env.reset(None)
                     steps[i], ended[i] = 0, False
                 else:
                     steps[i] += 1  # before the call: messages of its errors name this step
-                    flat, reward[i], over, cut = cell.step(chosen[i])
-                    if cell.lost:
+                    flat, reward[i], over, cut = env.step(chosen[i])
+                    if env.lost:
                         self.lost = np.zeros(n, np.bool_) if self.lost is None else self.lost
                         self.lost[i] = True
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
                         if infos:
-                            self._infos.note(infos, i, cell.info)
+                            self._infos.note(infos, i, env.info)
                 for key, into in observation.items():
                     into[i] = flat[key]
             except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
@@ -237,8 +237,8 @@ class SyncVectorEnv(VectorEnv):
         """Close the environments."""
         if self._is_open:
             self._is_open = False
-            for cell in self.cells:
-                cell.close()
+            for env in self.envs:
+                env.close()
 
     def _raise_first(self, fault: tuple[int, str] | None) -> None:
         """Raise the first fault of a step, if there is one."""

@@ -27,7 +27,7 @@ import numpy as np
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
 from operant.envs.validation_errors import ObservationValidator, raise_of_handler
-from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
+from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import EnvironmentError, OperantError, SpaceError
 from operant.spec.spaces import Spaces
@@ -57,11 +57,9 @@ class VectorTask:
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         sources = [EnvSpec.from_literal(literal) for literal in begin["sources"]]
-        cells = [make_cell(source, begin["check"]) for source in sources]
+        envs = [make_sub_env(source, begin["check"]) for source in sources]
         self.info_keywords: Sequence[str] = begin["info_keywords"]
-        self._vector = SyncVectorEnv(
-            cells, begin["name"], begin["check"], begin["offset"], self.info_keywords
-        )
+        self._vector = SyncVectorEnv(envs, begin["name"], begin["check"], begin["offset"], self.info_keywords)
         self.spaces = self._vector.spaces
         self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
         self.close = self._vector.close
