@@ -149,7 +149,7 @@ def host_vector(run: RunConfig, num_envs: int, given: Any = None) -> VectorEnv:
         vector: VectorEnv = made.vector
         # As in training, FIRE continues a game after a lost life if lives were episodes.
         return vector.judged() if isinstance(vector, Games) and vector is not given else vector
-    from operant.envs.vector.batched import NativeVector
+    from operant.envs.native.native_vector import NativeVector
 
     return NativeVector(made.native, num_envs, run.env)
 

@@ -143,59 +143,18 @@ class GymnasiumVector(VectorEnv):
         return flat
 
 
-class NativeVector(VectorEnv):
-    """JAX-native environments, stepped from the host."""
-
-    mode = "jax"
-    why = "it is compiled by JAX"
-
-    def __init__(self, env: Any, num_envs: int, name: str) -> None:
-        from operant.envs.native.native_env import NativeHostVector
-
-        self._vector = NativeHostVector(env, num_envs)
-        self.num_envs = num_envs
-        self.spaces = env.spaces
-        self.name = name
-        self.max_episode_timesteps = env.max_episode_timesteps
-        self._validator = ObservationValidator(self.spaces)
-
-    def reset(self, seed: int | None = None) -> Flat:
-        """Begin an episode everywhere."""
-        self._check_reset(seed)
-        self._is_reset = True
-        observation = self._vector.reset(seed)
-        self._raise_first(self._validator.error(observation, "reset"))
-        return observation
-
-    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
-        """Take one action everywhere."""
-        if not (self._is_open and self._is_reset):
-            raise self._unusable()
-        step = VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
-        self._raise_first(
-            finite_error("reward", step.reward)
-            or self._validator.error(step.observation, "step", (step.terminated, step.truncated))
-        )
-        return step
-
-    def close(self) -> None:
-        """Forget the environments' states."""
-        self._is_open = False
-        self._vector.close()
-
-
-def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
+def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> VectorEnv:
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
 
     Raises:
         SpecError, EnvironmentError: it breaks the protocol (see `operant.envs.native.validate`).
     """
+    from operant.envs.native.native_env import TimeLimit
+    from operant.envs.native.native_vector import NativeVector
     from operant.envs.native.validate import accepted
 
     env = accepted(env, name)
     if limit is not None:
-        from operant.envs.native.native_env import TimeLimit
-
         env = TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
     return NativeVector(env, num_envs, name)
 
