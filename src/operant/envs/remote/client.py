@@ -16,7 +16,7 @@ from operant.envs.remote.service import lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
 from operant.envs.workers.restarts import LostError
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import SpecError
 
 _TRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
@@ -104,29 +104,15 @@ class SocketConnection(RestartingConnection):
     ) -> None:
         check_reach(host, token, "The server at")
         super().__init__(index, limits, blocking)
-        self.name = "remote"
         self._address = (host, port, token, context, limits.start_seconds)
         self._channel: Channel | None = None
         self._acted = 0
 
-    def meet(self) -> None:
-        """Learn the spaces of the environment.
-
-        Raises:
-            EnvironmentError: the server cannot be reached, or refuses.
-        """
-        try:
-            self._channel, description = reach(*self._address)
-            self._description = description
-            self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
-            self._schema = Schema(self.spaces, self.num_actors)
-            self._channel.limit(self._schema.answer_limit)
-        except LostError as lost:
-            self.close()
-            raise EnvironmentError(f"Environment {self.index} ({self._place()}) {lost}") from None
-        except BaseException:
-            self.close()
-            raise
+    def _introduction(self) -> EnvDescription:
+        self._channel, self._description = reach(*self._address)
+        self._schema = Schema(self._description.spaces, self._description.num_actors)
+        self._channel.limit(self._schema.answer_limit)
+        return self._description
 
     def _place(self) -> str:
         return f"{self._address[0]}:{self._address[1]}"

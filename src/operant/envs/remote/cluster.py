@@ -19,13 +19,13 @@ from typing import Any
 from operant.envs.connection import Answer, LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
+from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
 from operant.envs.workers.process import SECRET, error_named
 from operant.envs.workers.restarts import LostError
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import SpecError, UsageError
 
 PORT = 6379
 """Where the head of a Ray cluster listens by default."""
@@ -96,32 +96,19 @@ class RayConnection(RestartingConnection):
         self._acted = 0
         self._open()
 
-    def meet(self) -> None:
-        """Learn the spaces of the environment.
-
-        Raises:
-            SpecError: it cannot be made.
-            EnvironmentError: the actor is not ready in time, or ends.
-        """
+    def _introduction(self) -> EnvDescription:
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
-        try:
-            reply = self._wait(self._description_reply, seconds)
-            if reply is None:
-                raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
-            kind, content = reply
-            if kind == wire.FAULT:
-                name, text, traceback = wire.unpack_fault(memoryview(content))
-                raise error_named(name)(f"{text}\n{traceback}".rstrip())
-            description = wire.unpack_description(memoryview(content))
-            self._described, self._description_reply = content, None
-            self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
-            self._schema = Schema(self.spaces, self.num_actors)
-        except LostError as lost:
-            self.close()
-            raise EnvironmentError(f"{self.where} {lost}") from None
-        except BaseException:
-            self.close()
-            raise
+        reply = self._wait(self._description_reply, seconds)
+        if reply is None:
+            raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
+        kind, content = reply
+        if kind == wire.FAULT:
+            name, text, traceback = wire.unpack_fault(memoryview(content))
+            raise error_named(name)(f"{text}\n{traceback}".rstrip())
+        description = wire.unpack_description(memoryview(content))
+        self._described, self._description_reply = content, None
+        self._schema = Schema(description.spaces, description.num_actors)
+        return description
 
     def _place(self) -> str:
         return self._called
