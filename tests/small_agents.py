@@ -22,9 +22,9 @@ from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import ENV, Learner, TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
-from operant.envs.native.native_env import NativeEnv, NativeHostVector, TimeStep
+from operant.envs.native.native_env import NativeEnv, TimeStep
+from operant.envs.native.native_vector import NativeVector
 from operant.envs.native.probe import PROBES
-from operant.envs.vector.batched import NativeVector
 from operant.execution.agent import Agent
 from operant.spec import options
 from operant.spec.spaces import Spaces
@@ -338,8 +338,7 @@ class Stream(NativeVector):
     """A host vector with the numbers of a device run of the same key, whatever the seed of a reset."""
 
     def __init__(self, env: NativeEnv, n: int, key: Key) -> None:
-        super().__init__(env, n, "stream")
-        self._vector = NativeHostVector(env, n, fold(key, ENV))
+        super().__init__(env, n, "stream", fold(key, ENV))
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
         return super().reset(None)

@@ -190,7 +190,7 @@ class Script(VectorEnv):
 
     def __init__(self, rows):
         self.rows, self.t, self.actions = rows, 0, []
-        self.cells = [type("Cell", (), {"env": ScriptedLives(self)})()]
+        self.envs = [type("Cell", (), {"env": ScriptedLives(self)})()]
 
     def reset(self, seed=None):
         return {"state": np.zeros((1, 1), np.float32)}
@@ -308,7 +308,7 @@ def test_without_clipping_and_lives():
 def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     script = Script(ROWS)
     games = whole_games(script)
-    assert games.cells == script.cells
+    assert games.envs == script.envs
     games.reset(0)
     accounts, finished, ended, steps = EpisodeStatistics(1), [], np.zeros(1, bool), []
     for t in range(1, len(ROWS)):
@@ -321,7 +321,7 @@ def test_a_game_by_which_a_policy_is_judged_goes_on_after_a_lost_life():
     assert [bool(step.terminated[0]) for step in steps] == [False, False, False, True, False, False]
     assert script.actions == [0, 0, 2, 0, 0, 0]
     assert [(f.reward, f.length) for f in finished] == [(11, 4)]
-    script.cells = []
+    script.envs = []
     assert whole_games(script) is script  # nothing waits for FIRE
 
 

@@ -187,8 +187,11 @@ def test_what_is_right_passes(environment):
             r"flaot.*Did you mean 'float'\? "
             r"Correct states",
         ),
-        (bad_execute(1, 1.0), "terminal must be False or 0, True or 1, or 2. Received: 1.0.*in this order"),
-        (bad_execute(1, 3), "terminal must be False or 0, True or 1, or 2. Received: 3"),
+        (
+            bad_execute(1, 1.0),
+            "terminal must be False or 0, True or 1, or 2 for a cut episode. Received: 1.0.*in this order",
+        ),
+        (bad_execute(1, 3), "terminal must be False or 0, True or 1, or 2 for a cut episode. Received: 3"),
         (bad_execute(2, False), "The reward must be a number. Received: False .bool.. Mind the order"),
         (
             changed(Walk, execute=lambda self, actions: (np.zeros(2), False)),

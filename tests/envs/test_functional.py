@@ -18,7 +18,8 @@ from gymnasium.experimental.functional import FuncEnv
 
 from operant.envs.native import native_env
 from operant.envs.native.functional import from_brax, from_functional, from_gymnax
-from operant.envs.native.native_env import NativeEnv, NativeHostVector
+from operant.envs.native.native_env import NativeEnv
+from operant.envs.native.native_vector import NativeVector
 from operant.errors import SpecError
 
 STEP = jax.jit(native_env.step, static_argnums=0)
@@ -220,7 +221,7 @@ def test_gymnax_shape_keeps_termination_truncation_and_last_observation(counter)
     assert env.max_episode_timesteps == 3
     leaf = env.spaces.states.components["state"]
     np.testing.assert_array_equal(leaf.high, np.inf)  # the largest float means none
-    host, actions = NativeHostVector(env, 2), {"action": np.array([1, 2])}
+    host, actions = NativeVector(env, 2), {"action": np.array([1, 2])}
     np.testing.assert_array_equal(host.reset(0)["state"], 0)
     stream = [host.step(actions) for _ in range(5)]
     # actor 0 counts 1 2 3 and is cut, actor 1 counts 2 4 and terminates; then the row of the reset, reward 0
@@ -288,7 +289,7 @@ def test_brax_shape_keeps_termination_truncation_and_last_observation(make):
     env = from_brax(make(), max_episode_timesteps=4)
     (leaf,) = env.spaces.actions.components.values()
     assert (leaf.shape, float(leaf.low[0]), float(leaf.high[0])) == ((1,), -1.0, 1.0)
-    host = NativeHostVector(env, 2)
+    host = NativeVector(env, 2)
     first = host.reset(0)["state"][:, 0]
     # actor 0 moves by 0.6 and is beyond 1 after two steps; actor 1 moves back by 5, clipped to 1
     stream = [host.step({"action": np.array([[0.6], [-5.0]])}) for _ in range(5)]

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.envs.native import native_env
+from operant.envs.native import native_env, native_vector
 from operant.envs.native.classic import CartPole, Pendulum
-from operant.envs.native.native_env import NativeEnv, NativeHostVector, TimeLimit, TimeStep
+from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
+from operant.envs.native.native_vector import NativeVector
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.spec.spaces import Spaces
 
-START, STEP = native_env._start, native_env._step  # jitted
+START, STEP = native_vector._start, native_vector._step  # jitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +222,7 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
         return actors.observation, jax.lax.scan(body, actors, actions)[1]
 
     first, expected = device()
-    host = NativeHostVector(env, n, key)
+    host = NativeVector(env, n, key=key)
     assert equal(host.reset(None), first)
     for t in range(rows):
         observation, reward, terminated, truncated = host.step({"action": np.asarray(actions[t])})
@@ -234,7 +235,7 @@ def test_host_vector_equals_device_driver_bit_for_bit(env):
 
 
 def test_host_vector_seeds():
-    host = NativeHostVector(CartPole(), 4)
+    host = NativeVector(CartPole(), 4)
     assert host.num_envs == 4
     assert host.spaces == CartPole().spaces
     seeded = host.reset(7)
@@ -251,7 +252,7 @@ def test_host_vector_seeds():
 
 
 def test_host_vector_takes_any_integer_type_but_no_other_shape():
-    host = NativeHostVector(CartPole(), 4)
+    host = NativeVector(CartPole(), 4)
     with pytest.raises(UsageError, match="Call reset first"):
         host.step({"action": np.zeros(4, np.int32)})
     host.reset(0)
@@ -261,17 +262,17 @@ def test_host_vector_takes_any_integer_type_but_no_other_shape():
     with pytest.raises(SpaceError, match="throttle"):
         host.step({"throttle": np.zeros(4, np.int32)})
     host.close()
-    with pytest.raises(UsageError, match="Call reset first"):
+    with pytest.raises(UsageError, match="is closed"):
         host.step({"action": np.zeros(4, np.int32)})
 
 
 def test_equal_environments_share_their_program():
-    NativeHostVector(CartPole(), 4).reset(0)
-    compiled = native_env._start._cache_size()
-    NativeHostVector(CartPole(), 4).reset(1)
-    assert native_env._start._cache_size() == compiled
-    NativeHostVector(CartPole(max_episode_timesteps=3), 4).reset(0)
-    assert native_env._start._cache_size() == compiled + 1
+    NativeVector(CartPole(), 4).reset(0)
+    compiled = native_vector._start._cache_size()
+    NativeVector(CartPole(), 4).reset(1)
+    assert native_vector._start._cache_size() == compiled
+    NativeVector(CartPole(max_episode_timesteps=3), 4).reset(0)
+    assert native_vector._start._cache_size() == compiled + 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
@@ -279,7 +280,7 @@ def test_bad_counts_are_refused(value):
     with pytest.raises(SpecError, match="max_episode_timesteps must be a whole number of at least 1"):
         TimeLimit(CartPole(), value)
     with pytest.raises(SpecError, match="num_envs must be a whole number of at least 1"):
-        NativeHostVector(CartPole(), value)
+        NativeVector(CartPole(), value)
 
 
 def test_protocol():

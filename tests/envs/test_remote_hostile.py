@@ -95,7 +95,7 @@ def attack_inside(server, kind, chance):
     stranger = Stranger(server)
     channel = Channel(stranger.sock)
     greet(channel, TOKEN, 10.0)
-    ours = channel._seal
+    ours = channel._mac
     stranger.sock.settimeout(10)
     if kind == "sealed":
         bad = frame(RESET, struct.pack("<q", -1), MAC(chance.randbytes(32)))
@@ -196,8 +196,8 @@ def test_steps_out_of_order_and_actions_that_are_none(server):
 def test_many_that_only_hold_the_line_do_not_lock_others_out():
     from operant.envs.remote.server import Timeouts
 
-    patience = Timeouts(greeting_seconds=1.0)
-    with Server(resolve("CartPole-v1"), token=TOKEN, processes=False, patience=patience) as server:
+    timeouts = Timeouts(greeting_seconds=1.0)
+    with Server(resolve("CartPole-v1"), token=TOKEN, processes=False, timeouts=timeouts) as server:
         strangers = [Stranger(server) for _ in range(100)]
         time.sleep(0.2)
         assert threading.active_count() < 90

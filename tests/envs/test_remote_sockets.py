@@ -422,31 +422,6 @@ def test_certificates_that_cannot_be_used(certificate, tmp_path):
         connect(remote="socket-client", host=HOST, port=1, certificate=str(tmp_path / "none"))
 
 
-def test_a_server_that_is_found_too_late_is_left(module, monkeypatch):
-    """Every part of reaching it may take its time: together they last longer than giving up waits."""
-    from operant.envs.remote import client
-
-    greeted, let = threading.Event(), threading.Event()
-
-    def slowly(*arguments):
-        greet(*arguments)
-        greeted.set()
-        let.wait(20.0)
-
-    monkeypatch.setattr(client, "greet", slowly)
-    monkeypatch.setattr(client, "_TRY_SECONDS", 1.0)
-    with serving(module.Count) as server:
-        dial = client.Dial(HOST, server.ports[0], b"", None, 20.0)
-        assert greeted.wait(20.0)
-        monkeypatch.setattr(client, "_TRY_SECONDS", 0.01)
-        dial.stop()
-        let.set()
-        wait_until(lambda: not dial._thread.is_alive())
-        monkeypatch.undo()
-        with clients(server.ports[0], start_seconds=20.0) as (connection,):  # its one environment is free
-            assert ask(connection).terminal == 0
-
-
 # What is lost
 
 
@@ -649,8 +624,8 @@ def test_one_client_for_one_environment():
 
 
 def test_silent_clients_lose_their_environment():
-    patience = Timeouts(idle_seconds=0.2)
-    with serving("CartPole-v1", patience=patience) as server, clients(server.ports[0]) as (silent,):
+    timeouts = Timeouts(idle_seconds=0.2)
+    with serving("CartPole-v1", timeouts=timeouts) as server, clients(server.ports[0]) as (silent,):
         ask(silent)
         time.sleep(0.4)
         with clients(server.ports[0]) as (other,):
@@ -659,14 +634,14 @@ def test_silent_clients_lose_their_environment():
 
 def test_both_sides_wait_without_limit():
     with (
-        serving("CartPole-v1", patience=Timeouts(1e10, 1e10)) as server,
+        serving("CartPole-v1", timeouts=Timeouts(1e10, 1e10)) as server,
         clients(server.ports[0], timeout_seconds=1e10, start_seconds=float("inf")) as (connection,),
     ):
         assert ask(connection).terminal == ask(connection, 0).terminal == 0
 
 
 def test_silent_strangers_are_sent_away():
-    with serving("CartPole-v1", patience=Timeouts(greeting_seconds=0.2)) as server:
+    with serving("CartPole-v1", timeouts=Timeouts(greeting_seconds=0.2)) as server:
         stranger = socket.create_connection((HOST, server.ports[0]), timeout=5)
         assert stranger.recv(100)[5:12] == b"operant"
         assert stranger.recv(100) == b""  # the end

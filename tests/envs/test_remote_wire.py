@@ -54,7 +54,7 @@ def feed(frames, data, cuts=()):
 
 def frames(sealed=False, limit=LIMIT):
     new = Frames(limit)
-    new.seal = MAC(KEY) if sealed else None
+    new.mac = MAC(KEY) if sealed else None
     return new
 
 

@@ -309,7 +309,7 @@ def test_arguments_that_only_single_environments_take(monkeypatch):
         "Moded-v0", Moded, vector_entry_point=gymnasium.spec("CartPole-v1").vector_entry_point
     ))  # fmt: skip
     vector = create("Moded-v0", 8, "auto", env_kwargs={"mode": 3})
-    assert {cell.env.unwrapped.chosen for cell in vector.cells} == {3}
+    assert {cell.env.unwrapped.chosen for cell in vector.envs} == {3}
     assert "the vectorised form of Moded-v0 takes no argument 'mode'" in vector.why
     with pytest.raises(
         SpecError, match="not available: the vectorised form of Moded-v0 takes no argument 'mode'"

@@ -545,7 +545,7 @@ def test_arguments_of_the_environment(tmp_path):
     session, run = opened(tmp_path / "run")
     session.environments.close()
     for vector in (session.environments.vector, host_vector(run, 2)):
-        made = vector.cells[0].env.unwrapped
+        made = vector.envs[0].env.unwrapped
         assert made.desc.tolist() == [[b"S", b"F"], [b"F", b"G"]] and len(made.P[0][0]) == 1
         vector.close()
 

@@ -50,7 +50,7 @@ def known(kind: Kind | None = None) -> list[EnvId]:
             family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
             rows.append(EnvId(spec.id, family, adapter.extra(spec)))
     if kind not in ("gymnasium", "atari"):
-        for name in ids.known():
+        for name in ids.native_ids():
             rows.append(EnvId(name, "probe" if name.startswith("jax:probe/") else "jax", None))
         rows += [EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
     return [row for row in rows if kind in (None, row.kind)]
@@ -77,39 +77,38 @@ def resolve(
     Raises:
         SpecError: the specification is not understood.
     """
-    given = dict(arguments or {})
+    parameters = dict(arguments or {})
     options = {"max_episode_timesteps": max_episode_timesteps, "reward_shaping": reward_shaping}
-    environment = _unfold(environment, given, options, remote)
+    environment = _unfold(environment, parameters, options, remote)
     if environment in ("gym", "gymnasium", "default"):
-        environment = given.pop("level", None)
+        environment = parameters.pop("level", None)
         if environment is None:
             raise SpecError(
                 "The environment 'gymnasium' needs the argument 'level', an id such as 'CartPole-v1'."
             )
     if isinstance(environment, str):
-        target, name, path = _named(environment, given)
+        target, name, path = _named(environment, parameters)
         if isinstance(target, GymnasiumSpec):
-            _check_frames(name, given)
+            _check_frames(name, parameters)
     else:
         target, name, path = environment, _name_of(environment), ""
         if not (_is_maker(environment) or is_environment(environment)):
             raise SpecError(
                 "environment must be an id, an Environment, a gymnasium.Env, a class of these, a dict with "
-                "'environment', "
-                f"or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
+                f"'environment', or a JSON file. Received: environment={environment!r}.{lacking(environment)}"
             )
-        if given and not callable(environment):
+        if parameters and not callable(environment):
             raise UsageError(
-                f"The environment {name!r} exists already and takes no argument {next(iter(given))!r}. Give "
-                "its class."
+                f"The environment {name!r} exists already and takes no argument {next(iter(parameters))!r}. "
+                "Give its class."
             )
-    return EnvSpec(target, name, given, path=path, **options)
+    return EnvSpec(target, name, parameters, path=path, **options)
 
 
 def _unfold(
-    environment: Any, given: dict[str, Any], options: dict[str, Any], remote: dict[str, Any] | None
+    environment: Any, parameters: dict[str, Any], options: dict[str, Any], remote: dict[str, Any] | None
 ) -> Any:
-    """Follow dicts and JSON files to what they name, gathering arguments into `given` and `options`."""
+    """Follow dicts and JSON files to what they name, gathering arguments into `parameters` and `options`."""
     files: list[str] = []
     while True:
         if isinstance(environment, str | Path) and str(environment).endswith(".json"):
@@ -137,25 +136,25 @@ def _unfold(
                         f"{key}={value!r}. Give "
                         f"remote, host and port beside it, to Environment.create or a Runner."
                     )
-            into: dict[str, Any] = options if key in _OPTIONS else given
+            into: dict[str, Any] = options if key in _OPTIONS else parameters
             if key in _REMOTE and remote is not None:
                 into = remote
-            given_before = into.get(key) is not None and not (into is remote and into[key] is False)
-            if given_before and into[key] != value:
+            is_set = into.get(key) is not None and not (into is remote and into[key] is False)
+            if is_set and into[key] != value:
                 raise SpecError(
                     f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}."
                 )
             into[key] = value
 
 
-def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
+def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
     if ids.is_native(name):
         return name, name, ""
     if name.startswith("pettingzoo:"):
-        given["id"] = name.removeprefix("pettingzoo:")
+        parameters["id"] = name.removeprefix("pettingzoo:")
         return pettingzoo.make_parallel, name, "operant.envs.gymnasium.pettingzoo:make_parallel"
-    modules = given.pop("import_modules", ())
+    modules = parameters.pop("import_modules", ())
     for module in (modules,) if isinstance(modules, str) else modules:
         import_object(f"{module}:__name__", "module")
     spec = None if _looks_importable(name) else adapter.find(name)
@@ -167,8 +166,7 @@ def _named(name: str, given: dict[str, Any]) -> tuple[Any, str, str]:
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
             raise SpecError(
                 f"{name!r} must be an Environment, a gymnasium.Env or a NativeEnv, or a class or function "
-                "that makes one. "
-                f"Received: {kind}.{lacking(target)}"
+                f"that makes one. Received: {kind}.{lacking(target)}"
             )
         return target, name, name
     raise _unknown(name)
@@ -208,27 +206,26 @@ def native(name: str, **arguments: Any) -> Any:
     makes = source.path == name and callable(source.target) and not isinstance(source.target, type)
     if not (source.is_native or makes):
         return None
-    made = source.make()
-    if not is_native(made):
-        made.close()
+    environment = source.make()
+    if not is_native(environment):
+        environment.close()
         return None
-    return made
+    return environment
 
 
-def _check_frames(name: str, given: dict[str, Any]) -> None:
+def _check_frames(name: str, parameters: dict[str, Any]) -> None:
     """Check `preprocess` and `max_frame`, and drop them from the arguments if there is no preprocessing."""
-    preprocess = given.get("preprocess", False)
+    preprocess = parameters.get("preprocess", False)
     if not isinstance(preprocess, bool):
         raise value_error("preprocess", "True or False", preprocess)
-    if given.get("max_frame") and not preprocess:
+    if parameters.get("max_frame") and not preprocess:
         raise SpecError(
-            f"max_frame is a part of preprocessing. Received: max_frame={given['max_frame']!r} without "
-            "preprocess, for "
-            f"{name!r}. Add preprocess=True."
+            f"max_frame is a part of preprocessing. Received: max_frame={parameters['max_frame']!r} without "
+            f"preprocess, for {name!r}. Add preprocess=True."
         )
     if not preprocess:
-        given.pop("preprocess", None)
-        given.pop("max_frame", None)
+        parameters.pop("preprocess", None)
+        parameters.pop("max_frame", None)
 
 
 def _looks_importable(name: str) -> bool:

@@ -17,7 +17,14 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import mask_fault, outline, value_faults
+from operant.envs.validation_errors import (
+    brief,
+    flag_error,
+    mask_error,
+    reward_error,
+    space_errors,
+    terminal_error,
+)
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
@@ -111,13 +118,13 @@ class _Report:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.findings: list[str] = []
-        self._seen: set[str] = set()
+        self._kinds: set[str] = set()
 
     def fault(self, text: str, remedy: str = "") -> None:
         """Note a fault, unless one with the same text up to `Received:` was noted before."""
         kind = text.split(" Received:")[0]
-        if kind not in self._seen:
-            self._seen.add(kind)
+        if kind not in self._kinds:
+            self._kinds.add(kind)
             self.faults.append(f"{text} {remedy}".rstrip())
 
     def stop(self, text: str, remedy: str = "") -> NoReturn:
@@ -164,8 +171,8 @@ class _GymnasiumTrial:
 
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
         answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
-        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-            self._report.stop(f"reset must return (observation, info). Received: {outline(answer)}.")
+        if error := adapter.reset_error(answer):
+            self._report.stop(error)
         for name, space in self._declared.items():
             if getattr(self._env, name) != space:
                 self._report.fault(
@@ -178,21 +185,20 @@ class _GymnasiumTrial:
     def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
         action = self._codec.decode_one(actions, 0)
         answer = _try(self._report, f"step({action!r})", lambda: self._env.step(action))
-        if not isinstance(answer, tuple) or len(answer) != 5:
-            form = "(observation, reward, terminated, truncated, info)"
-            self._report.stop(f"step must return {form}. Received: {outline(answer)}.")
+        if error := adapter.step_form_error(answer):
+            self._report.stop(error)
         raw, reward, terminated, truncated, _ = answer
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
+            if error := flag_error(name, flag, strict=True):
                 self._report.fault(
-                    f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__}).",
+                    error,
                     "step returns (observation, reward, terminated, truncated, info), in this order.",
                 )
         reward = _reward(self._report, reward)
         return raw, _CheckedRow(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
 
     def _flat(self, raw: Any, call: str) -> Flat:
-        for fault in value_faults(self._env.observation_space, raw, f"observation of {call}", strict=True):
+        for fault in space_errors(self._env.observation_space, raw, f"observation of {call}", strict=True):
             self._report.fault(fault, "Correct observation_space, or what is returned.")
         try:
             flat = self._codec.encode(raw, False)
@@ -228,13 +234,11 @@ class _EnvironmentTrial:
         action = self.spaces.actions.unflatten({name: value[0] for name, value in actions.items()})
         answer = _try(self._report, f"execute({action!r})", lambda: self._env.execute(action))
         if not isinstance(answer, tuple) or len(answer) != 3:
-            self._report.stop(f"execute must return (states, terminal, reward). Received: {outline(answer)}.")
+            self._report.stop(f"execute must return (states, terminal, reward). Received: {brief(answer)}.")
         raw, terminal, reward = answer
-        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
+        if error := terminal_error(terminal):
             self._report.fault(
-                f"terminal must be False or 0, True or 1, or 2. Received: {terminal!r} "
-                f"({type(terminal).__name__}).",
-                "execute returns (states, terminal, reward), in this order.",
+                f"terminal {error}", "execute returns (states, terminal, reward), in this order."
             )
             terminal = 0
         reward = _reward(self._report, reward)
@@ -260,15 +264,17 @@ class _EnvironmentTrial:
 
 
 def _trial(source: EnvSpec, report: _Report) -> _Trial:
-    made = source.make()
-    if isinstance(made, gymnasium.Env):
+    environment = source.make()
+    if isinstance(environment, gymnasium.Env):
         limit = source.own_limit()
         return _GymnasiumTrial(
-            made, (made.spec.max_episode_steps if made.spec else None) if limit is None else limit, report
+            environment,
+            (environment.spec.max_episode_steps if environment.spec else None) if limit is None else limit,
+            report,
         )
-    if isinstance(made, Environment):
-        return _EnvironmentTrial(made, report)
-    return _EnvironmentTrial(SingleEnv(from_native(made, 1, source.name)), report)
+    if isinstance(environment, Environment):
+        return _EnvironmentTrial(environment, report)
+    return _EnvironmentTrial(SingleEnv(from_native(environment, 1, source.name)), report)
 
 
 def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
@@ -277,8 +283,7 @@ def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Rep
     if not ends and trial.limit is None:
         report.findings.append(
             f"No episode ended in {steps} steps, and there is no time limit. Give max_episode_timesteps if "
-            "episodes may "
-            f"go on for ever."
+            "episodes may go on for ever."
         )
     if not trial.seedable:
         report.findings.append(
@@ -306,9 +311,8 @@ def _explain_difference(
         trial.close()
         if _alike(stream, fresh):
             report.findings.append(
-                "The same seed and actions gave another stream after earlier episodes: reset keeps "
-                "something of them. Runs "
-                "can be repeated from the start only."
+                "The same seed and actions gave another stream after earlier episodes: reset keeps something "
+                "of them. Runs can be repeated from the start only."
             )
             return
     report.fault(
@@ -328,7 +332,7 @@ def _stream(
     before = copy.deepcopy(raw)
     length = 0
     for _ in range(steps):
-        _look(trial.spaces, flat, report)
+        _check_masks(trial.spaces, flat, report)
         then = raw
         raw, row = trial.step(random_actions(trial.spaces, flat, generator))
         flat, length = row.observation, length + 1
@@ -342,8 +346,7 @@ def _stream(
         if row.terminated and length == trial.limit:
             note = (
                 f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is "
-                "the reason, say "
-                f"truncated (terminal 2): a termination tells that nothing would follow."
+                "the reason, say truncated (terminal 2): a termination tells that nothing would follow."
             )
             report.findings.extend([] if note in report.findings else [note])
         if row.terminated or row.truncated or length == trial.limit:
@@ -354,25 +357,21 @@ def _stream(
     return rows
 
 
-def _look(spaces: Spaces, flat: Flat, report: _Report) -> None:
+def _check_masks(spaces: Spaces, flat: Flat, report: _Report) -> None:
     for action in spaces.masks:
-        fault = mask_fault(mask_name(action), flat[mask_name(action)])
+        fault = mask_error(mask_name(action), flat[mask_name(action)])
         if fault is not None:
             report.stop(fault[1], "End the episode when no action is left.")
 
 
 def _reward(report: _Report, reward: Any) -> float:
-    kind = np.asarray(reward).dtype.kind
-    if isinstance(reward, bool | np.bool_) or np.ndim(reward) != 0 or kind not in "fiu":
-        report.fault(
-            f"The reward must be a number. Received: {reward!r} ({type(reward).__name__}).",
-            "Mind the order of what is returned.",
-        )
-        return 0.0
-    if not np.isfinite(reward):
-        report.fault(f"The reward must be finite. Received: {reward}.", "Look for a division by zero.")
-        return 0.0
-    return float(reward)
+    must = reward_error(reward)
+    if must is None:
+        return float(reward)
+    remedy = "Mind the order of what is returned." if must == "a number" else "Look for a division by zero."
+    received = brief(reward) if must == "a number" else reward
+    report.fault(f"The reward must be {must}. Received: {received}.", remedy)
+    return 0.0
 
 
 def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:

@@ -82,18 +82,18 @@ class LocalConnection:
 
     Args:
         environment: from `Environment.create`.
-        own: whether `close` closes it.
+        owned: whether `close` closes it.
     """
 
     restarts = 0
 
-    def __init__(self, environment: ValidatedEnv, own: bool = True) -> None:
+    def __init__(self, environment: ValidatedEnv, owned: bool = True) -> None:
         self.environment = environment
         self.name = environment.name
         self.spaces = environment.spaces
         self.max_episode_timesteps = environment.max_episode_timesteps()
         self.num_actors = environment.num_actors()
-        self._own = own
+        self._owned = owned
         self._answer: Answer | None = None
 
     def send_reset(self, seed: int | None = None) -> None:
@@ -102,7 +102,7 @@ class LocalConnection:
         try:
             states, parallel = self.environment.reset(seed=seed), None
         except SystemExit as error:
-            raise self._left(error, "reset") from error
+            raise self._exit_error(error, "reset") from error
         if self.num_actors > 1:
             parallel, states = states
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
@@ -113,11 +113,11 @@ class LocalConnection:
         try:
             *parallel, states, terminal, reward = self.environment.execute(actions)
         except SystemExit as error:
-            raise self._left(error, "execute") from error
+            raise self._exit_error(error, "execute") from error
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
 
-    def _left(self, error: SystemExit, call: str) -> EnvironmentError:
+    def _exit_error(self, error: SystemExit, call: str) -> EnvironmentError:
         raise_of_handler(error)
         return EnvironmentError(f"{self.name!r} raised SystemExit in {call}: {error}{raised_at(error)}")
 
@@ -142,15 +142,15 @@ class LocalConnection:
 
     def close(self) -> None:
         """Close the environment if it is the connection's own."""
-        if self._own:
+        if self._owned:
             self.environment.close()
 
 
 class VectorizedConnection(LocalConnection):
     """A vectorizable environment in this process, with several episodes side by side."""
 
-    def __init__(self, environment: ValidatedEnv, num_parallel: int, own: bool = True) -> None:
-        super().__init__(environment, own)
+    def __init__(self, environment: ValidatedEnv, num_parallel: int, owned: bool = True) -> None:
+        super().__init__(environment, owned)
         self.num_actors = num_parallel
 
     def send_reset(self, seed: int | None = None, count: int | None = None) -> None:

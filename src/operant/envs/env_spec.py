@@ -59,14 +59,14 @@ class EnvSpec:
             OperantError: it cannot be made, or making it raised `SystemExit`.
         """
         try:
-            return self._made()
+            return self._make()
         except SystemExit as error:
             raise_of_handler(error)
             raise EnvironmentError(
                 f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
             ) from error
 
-    def _made(self) -> Any:
+    def _make(self) -> Any:
         if self.is_object:
             return self.target
         if isinstance(self.target, GymnasiumSpec):
@@ -75,13 +75,13 @@ class EnvSpec:
             return adapter.make(self.target, self.arguments)
         if isinstance(self.target, str):
             return ids.make(self.target, **self.arguments)
-        made = build(self.target, dict(self.arguments), f"environment {self.name!r}")
-        if not is_environment(made):
+        environment = build(self.target, dict(self.arguments), f"environment {self.name!r}")
+        if not is_environment(environment):
             raise SpecError(
                 f"{self.name!r} must make an Environment or a gymnasium.Env. Received: "
-                f"{type(made).__name__}.{lacking(made)}"
+                f"{type(environment).__name__}.{lacking(environment)}"
             )
-        return made
+        return environment
 
     def own_limit(self) -> int | None:
         """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
@@ -92,11 +92,11 @@ class EnvSpec:
     @property
     def is_native(self) -> bool:
         """Whether it is JAX-native."""
-        known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
+        other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
         if isinstance(self.target, type):
-            own = all(hasattr(self.target, name) for name in ("spaces", "reset", "step"))
-            return own and not issubclass(self.target, known)
-        if isinstance(self.target, known) or pettingzoo.is_parallel(self.target):
+            has_protocol = all(hasattr(self.target, name) for name in ("spaces", "reset", "step"))
+            return has_protocol and not issubclass(self.target, other_kinds)
+        if isinstance(self.target, other_kinds) or pettingzoo.is_parallel(self.target):
             return False
         return isinstance(self.target, str) or self.is_object
 
@@ -105,46 +105,46 @@ class EnvSpec:
         """Whether it is a vector of Gymnasium's."""
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
-    def create(self, made: Any = None) -> ValidatedEnv:
+    def create(self, environment: Any = None) -> ValidatedEnv:
         """Make one as `Environment`, with time limit, shaping and checks.
 
-        `made` is what `make` returned, if it was called.
+        `environment` is what `make` returned, if it was called.
         """
-        if made is None:
-            made = self.make()
-        if isinstance(made, ValidatedEnv):
-            self._unchanged(made)
-            return made
+        if environment is None:
+            environment = self.make()
+        if isinstance(environment, ValidatedEnv):
+            self._unchanged(environment)
+            return environment
         return ValidatedEnv(
-            self._environment(made), self.max_episode_timesteps, self.reward_shaping, self.name
+            self._environment(environment), self.max_episode_timesteps, self.reward_shaping, self.name
         )
 
-    def _environment(self, made: Any) -> Environment:
-        if isinstance(made, Environment):
-            return made
-        if isinstance(made, gymnasium.Env):
-            return adapter.GymnasiumEnv(made, self.own_limit() if not self.is_object else None)
-        if pettingzoo.is_parallel(made):
-            return pettingzoo.PettingZooEnv(made)
-        if isinstance(made, gymnasium.vector.VectorEnv):
+    def _environment(self, environment: Any) -> Environment:
+        if isinstance(environment, Environment):
+            return environment
+        if isinstance(environment, gymnasium.Env):
+            return adapter.GymnasiumEnv(environment, self.own_limit() if not self.is_object else None)
+        if pettingzoo.is_parallel(environment):
+            return pettingzoo.PettingZooEnv(environment)
+        if isinstance(environment, gymnasium.vector.VectorEnv):
             raise UsageError(
                 f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, "
-                "or pass one "
-                f"environment here."
+                "or pass one environment here."
             )
-        return SingleEnv(from_native(made, 1, self.name))
+        return SingleEnv(from_native(environment, 1, self.name))
 
-    def _unchanged(self, made: ValidatedEnv) -> None:
+    def _unchanged(self, environment: ValidatedEnv) -> None:
         limit = self.max_episode_timesteps
-        if limit is not None and limit != made.max_episode_timesteps():
+        if limit is not None and limit != environment.max_episode_timesteps():
             raise UsageError(
-                f"The environment {made.name!r} was created with "
-                f"max_episode_timesteps={made.max_episode_timesteps()}. "
+                f"The environment {environment.name!r} was created with "
+                f"max_episode_timesteps={environment.max_episode_timesteps()}. "
                 f"Received: max_episode_timesteps={limit}. Give the limit when it is created."
             )
         if self.reward_shaping is not None:
             raise UsageError(
-                f"The environment {made.name!r} was created already. Give reward_shaping when it is created."
+                f"The environment {environment.name!r} was created already. Give reward_shaping when it is "
+                "created."
             )
 
     def literal(self) -> str:
@@ -223,9 +223,8 @@ def _path(target: Any, name: str) -> str:
 
 def _unsendable(name: str, what: str, remedy: str) -> SpecError:
     return SpecError(
-        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it "
-        "in this process: "
-        f"{HERE}."
+        f"Environment {name!r} cannot run in worker processes: {what} cannot be sent. {remedy}, or run it in "
+        f"this process: {HERE}."
     )
 
 
@@ -254,9 +253,8 @@ def refuse_same(sources: Sequence[EnvSpec]) -> None:
         if first != i:
             raise UsageError(
                 f"Each environment must be an object of its own. Received: environments {first} and {i} are "
-                "the same "
-                f"{source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in range(n)]; "
-                "or give an id."
+                f"the same {source.name!r}. Make each by itself: create_envs(name, n), [make() for _ in "
+                "range(n)]; or give an id."
             )
 
 
@@ -273,8 +271,8 @@ def is_native(value: Any) -> bool:
     """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the
     protocol loads JAX.
     """
-    known = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
-    return not isinstance(value, known) and all(hasattr(value, name) for name in _NATIVE)
+    other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
+    return not isinstance(value, other_kinds) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:

@@ -14,6 +14,7 @@ from operant.errors import naming_misspelt
 
 if TYPE_CHECKING:
     from operant.envs.validated_env import ValidatedEnv
+    from operant.spec.spaces import Spaces
 
 Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
 """``(states, actions, terminal, reward, next_states) -> reward`` or ``-> (reward, terminal)``."""
@@ -185,6 +186,20 @@ class Environment(abc.ABC):
         return _create(
             environment, max_episode_timesteps, reward_shaping, remote, blocking, host, port, **kwargs
         )
+
+
+class SpacesEnv(Environment):
+    """An environment that has `spaces` already, from which states and actions are specified."""
+
+    spaces: Spaces
+
+    def states(self) -> Any:
+        """Return the specification of the states, masks included."""
+        return self.spaces.declaration()
+
+    def actions(self) -> Any:
+        """Return the specification of the actions."""
+        return self.spaces.actions.to_spec()
 
 
 def rows(states: Any) -> int:

@@ -9,9 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
-from operant.envs.validation_errors import brief, reward_fault
+from operant.envs.validation_errors import brief, reward_error, terminal_error
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
+
+_ORDER = "execute returns (states, terminal, reward), in this order."
 
 
 class ValidatedEnv(Environment):
@@ -169,7 +171,7 @@ class ValidatedEnv(Environment):
         if not isinstance(answer, tuple) or len(answer) != size:
             form = "(parallel, states, terminal, reward)" if self._batched else "(states, terminal, reward)"
             raise EnvironmentError(
-                f"execute of {self._name!r} must return {form}. Received: {_brief(answer)}."
+                f"execute of {self._name!r} must return {form}. Received: {brief(answer)}."
             )
         self._steps += 1
         if self._batched:
@@ -183,8 +185,7 @@ class ValidatedEnv(Environment):
     def _unready(self) -> UsageError:
         return UsageError(
             f"execute was called on {self._name!r} before an episode was begun. Call reset first, and after "
-            "every "
-            f"terminal."
+            "every terminal."
         )
 
     @property
@@ -228,22 +229,21 @@ class ValidatedEnv(Environment):
             raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
         if not np.isfinite(reward).all():
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
-        running, told = [int(i) for i in parallel], rows(states)
+        running, observed = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
-        if not running and told != len(order):
-            states, told = None, 0  # of no actor, or it is not known of which
-        if told not in (len(running), len(order)):
+        if not running and observed != len(order):
+            states, observed = None, 0  # of no actor, or it is not known of which
+        if observed not in (len(running), len(order)):
             raise EnvironmentError(
-                f"execute of {self._name!r} returned states of {told} actors. Return those of the "
-                f"{len(running)} that go on, and behind "
-                f"them those of all that ended or of none."
+                f"execute of {self._name!r} returned states of {observed} actors. Return those of the "
+                f"{len(running)} that go on, and behind them those of all that ended or of none."
             )
-        if "execute" in self._checks and told:
-            self._check_states(states, "execute", self.spaces, over=np.arange(told) >= len(running))
+        if "execute" in self._checks and observed:
+            self._check_states(states, "execute", self.spaces, over=np.arange(observed) >= len(running))
             self._checks.remove("execute")
         if self._steps == self._limit:
-            known = told == len(order) and set(acting) <= set(order)
-            states = take(states, [order.index(actor) for actor in acting]) if known else None
+            is_known = observed == len(order) and set(acting) <= set(order)
+            states = take(states, [order.index(actor) for actor in acting]) if is_known else None
             terminal[terminal == 0] = 2
             parallel, running = np.asarray(parallel)[:0], []
         self._running, self._acting = bool(running), running
@@ -255,7 +255,7 @@ class ValidatedEnv(Environment):
         if np.shape(values) not in ((), (n,)):
             raise EnvironmentError(
                 f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: "
-                f"{_brief(values)}."
+                f"{brief(values)}."
             )
         return np.broadcast_to(values, n).copy()
 
@@ -280,27 +280,18 @@ class ValidatedEnv(Environment):
             ) from None
 
     def _checked_terminal(self, terminal: Any) -> int:
-        if not isinstance(terminal, bool | np.bool_ | int | np.integer) or int(terminal) not in (0, 1, 2):
-            raise EnvironmentError(
-                f"terminal of {self._name!r} must be False or 0, True or 1, or 2 for a cut episode. "
-                f"Received: {_brief(terminal)}. execute returns (states, terminal, reward), in this order."
-            )
+        if error := terminal_error(terminal):
+            raise EnvironmentError(f"terminal of {self._name!r} {error} {_ORDER}")
         return int(terminal)
 
     def _checked_reward(self, reward: Any) -> float:
-        number = isinstance(reward, int | float | np.number) or (
-            np.shape(reward) == () and isinstance(reward, np.ndarray)
-        )
-        if isinstance(reward, bool) or not number:
-            raise EnvironmentError(
-                f"The reward of {self._name!r} must be a number. Received: {_brief(reward)}. "
-                f"execute returns (states, terminal, reward), in this order."
+        if error := reward_error(reward):
+            received = (
+                f"{brief(reward)}. {_ORDER}"
+                if error == "a number"
+                else f"{float(reward)} at step {self._steps}."
             )
-        if fault := reward_fault(reward):
-            raise EnvironmentError(
-                f"The reward of {self._name!r} must be {fault}. Received: {float(reward)} at step "
-                f"{self._steps}."
-            )
+            raise EnvironmentError(f"The reward of {self._name!r} must be {error}. Received: {received}")
         return float(reward)
 
 
@@ -312,19 +303,19 @@ def _has(states: Any, name: str) -> bool:
     return True
 
 
-def smaller_limit(asked: int | None, own: int | None, name: str) -> int | None:
+def smaller_limit(requested: int | None, limit: int | None, name: str) -> int | None:
     """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
-    asked = whole("max_episode_timesteps", asked, optional=True)
-    if asked is None:
-        return own
-    if own is not None and asked > own:
+    requested = whole("max_episode_timesteps", requested, optional=True)
+    if requested is None:
+        return limit
+    if limit is not None and requested > limit:
         raise value_error(
             "max_episode_timesteps",
-            f"at most {own}, the limit of {name!r} itself",
-            asked,
+            f"at most {limit}, the limit of {name!r} itself",
+            requested,
             "Leave it out, or make the environment with a longer limit of its own.",
         )
-    return asked
+    return requested
 
 
 def _checked_shaping(shaping: Any) -> Shaping | None:
@@ -334,9 +325,3 @@ def _checked_shaping(shaping: Any) -> Shaping | None:
         "reward_shaping must be a callable (states, actions, terminal, reward, next_states) -> reward. "
         f"Received: reward_shaping={shaping!r}. Strings are not evaluated: pass a function or a lambda."
     )
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return brief(value)

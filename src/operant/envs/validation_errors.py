@@ -1,4 +1,9 @@
-"""What can be wrong with an environment's answers, in sentences."""
+"""What is wrong with the observations, rewards, flags and masks that environments answer, in sentences.
+
+Every driver validates alike: in full the first time that `reset` and `step` answer; afterwards, at every
+step, rewards, flags, and what an observation may become while its form stays the same: NaN, or a mask that
+allows nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy import vdot
@@ -17,24 +22,14 @@ from numpy import vdot
 from operant.spec.spaces import Leaf, Spaces, mask_name
 from operant.spec.spaces.space import Flat
 
-# Loops test `isfinite(vdot(x, x))` before they call `nonfinite`: an array's product with itself is finite
-# only if all entries are. On small arrays this is five times faster than the exact test, which then excludes
-# mere overflow.
-__all__ = [
-    "isfinite",
-    "look",
-    "mask_fault",
-    "nonfinite",
-    "raise_of_handler",
-    "raised_at",
-    "reward_fault",
-    "state_label",
-    "stored_fault",
-    "value_faults",
-    "vdot",
-]
+Check: TypeAlias = Literal["first", "always", "never"]
+"""How often observations are validated."""
+NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
+"""The types of nearly all rewards, for a fast test before `reward_error`."""
+FLAGS = frozenset((bool, np.bool_))
+"""The types of nearly all flags, for a fast test before `flag_error`."""
 
-_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -44,7 +39,7 @@ _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "T
 _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
-def value_faults(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
+def space_errors(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
     """Say why a value is not a member of a Gymnasium space.
 
     Args:
@@ -62,18 +57,18 @@ def value_faults(space: Any, value: Any, name: str = "observation", *, strict: b
             yield f"The {name} must be a dict with {keys}. Received: {received}."
             return
         for key, branch in space.spaces.items():
-            yield from value_faults(branch, value[key], f"{name}[{key!r}]", strict=strict)
+            yield from space_errors(branch, value[key], f"{name}[{key!r}]", strict=strict)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
             yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
             return
         for i, branch in enumerate(space.spaces):
-            yield from value_faults(branch, value[i], f"{name}[{i}]", strict=strict)
+            yield from space_errors(branch, value[i], f"{name}[{i}]", strict=strict)
     else:
-        yield from _array_faults(space, value, name, strict)
+        yield from _array_errors(space, value, name, strict)
 
 
-def _array_faults(space: Any, value: Any, name: str, strict: bool) -> Iterator[str]:
+def _array_errors(space: Any, value: Any, name: str, strict: bool) -> Iterator[str]:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
@@ -110,16 +105,16 @@ def _bounds(space: Any) -> tuple[Any, Any]:
     return (0, 1) if name == "MultiBinary" else (space.start, space.start + space.n - 1)
 
 
-def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
+def _component_error(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
     """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of
     range.
 
     Returns:
         The environment's index and what is wrong, or None.
     """
-    fault = nonfinite(label, array)
-    if fault is not None or leaf.type == "bool":
-        return fault
+    error = finite_error(label, array)
+    if error is not None or leaf.type == "bool":
+        return error
     least, greatest = leaf.stored_range
     outside = (array < least) | (array > greatest)
     if not outside.any():
@@ -135,46 +130,95 @@ def stored_fault(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] |
     )
 
 
-def mask_fault(label: str, mask: np.ndarray) -> tuple[int, str] | None:
+def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:
     """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the
     fault, or None.
     """
     empty = ~mask.any(-1)
     if not empty.any():
         return None
-    return int(
-        np.argwhere(empty)[0][0]
-    ), f"The mask {label!r} must allow at least one value. Received: all False."
+    i = int(np.argwhere(empty)[0][0])
+    return i, f"The mask {label!r} must allow at least one value. Received: all False."
 
 
-def look(spaces: Spaces, observation: Flat, over: np.ndarray | None = None) -> tuple[int, str] | None:
-    """Check stored observations `[N, ...]` in full.
-
-    Return the first faulty environment's index and its fault, or None.
-
-    Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
-    """
-    for key, leaf in spaces.states.components.items():
-        fault = stored_fault(leaf, state_label(spaces, key), observation[key])
-        if fault is not None:
-            return fault
-    return look_at_masks(spaces, observation, over)
-
-
-def look_at_masks(
+def observation_error(
     spaces: Spaces, observation: Flat, over: np.ndarray | None = None
 ) -> tuple[int, str] | None:
-    """Check that every mask of stored observations `[N, ...]` allows something where the episode is not
-    `over` `[N]`.
+    """Find the first fault in stored observations `[N, ...]`.
+
+    Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
+
+    Returns:
+        The environment's index and what is wrong, or None.
     """
+    for key, leaf in spaces.states.components.items():
+        error = _component_error(leaf, state_label(spaces, key), observation[key])
+        if error is not None:
+            return error
+    return _masks_error(spaces, observation, over)
+
+
+def _masks_error(spaces: Spaces, observation: Flat, over: np.ndarray | None) -> tuple[int, str] | None:
     for action in spaces.masks:
         value = observation[mask_name(action)]
         if over is not None:
             value = value | over.reshape(-1, *(1,) * (value.ndim - 1))
-        fault = mask_fault(mask_name(action), value)
-        if fault is not None:
-            return fault
+        error = mask_error(mask_name(action), value)
+        if error is not None:
+            return error
     return None
+
+
+class ObservationValidator:
+    """Validates the stored observations of `N` environments at every step.
+
+    Args:
+        spaces: of one environment.
+        check: whether `always`, only the `first` time that each call answers, or `never`.
+    """
+
+    def __init__(self, spaces: Spaces, check: Check = "always") -> None:
+        self._spaces = spaces
+        self._new_calls = set() if check == "never" else {"reset", "step"}
+        always = check == "always"
+        floats = [key for key, leaf in spaces.states.components.items() if leaf.storage.kind == "f"]
+        self._floats = floats if always else []
+        self._has_masks = always and bool(spaces.masks)
+
+    def error(
+        self, observation: Flat, call: str, ended: tuple[np.ndarray, ...] = ()
+    ) -> tuple[int, str] | None:
+        """Find the first fault in what `reset` or `step` answered.
+
+        Args:
+            observation: leaves `[N, ...]`.
+            call: its name.
+            ended: flags `[N]`; where one is set, no action follows, and a mask may allow nothing.
+
+        Returns:
+            The environment's index and what is wrong, or None.
+        """
+        spaces = self._spaces
+        if call in self._new_calls:
+            error = observation_error(spaces, observation, _either(ended))
+            if error is None:
+                self._new_calls.discard(call)
+            return error
+        for key in self._floats:
+            value = observation[key]
+            # The product is finite only if all entries are. On small arrays this is five times faster than
+            # the exact test, which then excludes mere overflow.
+            if not isfinite(vdot(value, value)):
+                error = finite_error(state_label(spaces, key), value)
+                if error is not None:
+                    return error
+        if self._has_masks:
+            return _masks_error(spaces, observation, _either(ended))
+        return None
+
+
+def _either(flags: tuple[np.ndarray, ...]) -> np.ndarray | None:
+    return np.logical_or(*flags) if flags else None
 
 
 def state_label(spaces: Spaces, key: str) -> str:
@@ -182,25 +226,41 @@ def state_label(spaces: Spaces, key: str) -> str:
     return "state" if spaces.states.single else f"state {key!r}"
 
 
-def reward_fault(reward: float) -> str | None:
+def reward_error(reward: Any) -> str | None:
     """Say what a reward must be that it is not; None if it is sound.
 
-    It is stored as float32, in which larger numbers overflow.
+    It is stored as float32, in which numbers that are too large overflow.
     """
+    if isinstance(reward, bool) or not isinstance(reward, int | float | np.integer | np.floating):
+        array = np.asarray(reward)
+        if isinstance(reward, bool) or array.ndim != 0 or array.dtype.kind not in "fiu":
+            return "a number"
     if abs(reward) <= _LARGEST:  # NaN is not
         return None
     return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
 
 
-def nonfinite(label: str, array: np.ndarray) -> tuple[int, str] | None:
+def flag_error(name: str, flag: Any, *, strict: bool = False) -> str | None:
+    """Say that a flag of Gymnasium's `step` is none; None if it is sound. 0 and 1 are, unless `strict`."""
+    if type(flag) in FLAGS or (not strict and isinstance(flag, int | np.integer) and flag in (0, 1)):
+        return None
+    return f"{name} must be True or False. Received: {brief(flag)}."
+
+
+def terminal_error(terminal: Any) -> str | None:
+    """Say what `terminal` of `Environment.execute` must be that it is not; None if it is sound."""
+    if isinstance(terminal, bool | np.bool_ | int | np.integer) and int(terminal) in (0, 1, 2):
+        return None
+    return f"must be False or 0, True or 1, or 2 for a cut episode. Received: {brief(terminal)}."
+
+
+def finite_error(label: str, array: np.ndarray) -> tuple[int, str] | None:
     """Find the first environment with NaN or infinity in a component `[N, ...]`.
 
     Returns:
         The environment's index and what is wrong, or None.
     """
-    if array.dtype.kind != "f":
-        return None
-    if isfinite(vdot(array, array)):
+    if array.dtype.kind != "f" or isfinite(vdot(array, array)):
         return None
     bad = ~np.isfinite(array)
     if not bad.any():
@@ -217,6 +277,8 @@ def first(array: np.ndarray, bad: np.ndarray) -> str:
 
 def brief(value: Any) -> str:
     """Show a value and its type, in one line at most."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
@@ -232,7 +294,7 @@ def raised_at(error: BaseException) -> str:
     It is the innermost place outside operant and installed packages, if there is one; else the innermost one
     outside operant.
     """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OWN)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     if not frames:
         return ""

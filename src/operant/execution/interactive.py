@@ -13,7 +13,7 @@ from operant.agents.base.agent_spec import AgentSpec
 from operant.agents.base.compiled import CompiledAgent, act_independently
 from operant.agents.base.learner import Learner, TrainState
 from operant.envs.environment import take
-from operant.envs.validation_errors import reward_fault
+from operant.envs.validation_errors import reward_error
 from operant.errors import NumericalError, SpaceError, UsageError, value_error
 from operant.execution.actors import Actor, Actors, stack
 from operant.execution.agent_callbacks import AgentCallbacks
@@ -393,7 +393,7 @@ class InteractiveAgent:
             listed = isinstance(reward, list | tuple | np.ndarray)
             several = " Those of several actors need parallel=[0, 1, ...]." if listed else ""
             raise SpaceError(f"reward must be a number. Received: reward={reward!r}.{several}") from None
-        if fault := reward_fault(reward):
+        if fault := reward_error(reward):
             raise SpaceError(f"reward must be {fault}. Received: reward={reward}.")
         try:
             known = terminal in (0, 1, 2)

@@ -148,7 +148,7 @@ def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
         vector: VectorEnv = built.vector
         # As in training, FIRE continues a game after a lost life if lives were episodes.
         return vector.judged() if isinstance(vector, Games) and vector is not envs else vector
-    from operant.envs.vector.batched import NativeVector
+    from operant.envs.native.native_vector import NativeVector
 
     return NativeVector(built.native, num_envs, run.env)
 

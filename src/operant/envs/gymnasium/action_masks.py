@@ -32,18 +32,18 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        actions, own = env.action_space, env.observation_space
+        actions, space = env.action_space, env.observation_space
         if isinstance(actions, Discrete):
             self._size = int(actions.n)
         elif isinstance(actions, MultiDiscrete):
             self._size = int(actions.nvec.sum())
         else:
             raise SpaceError(f"ActionMasks needs Discrete or MultiDiscrete actions. Received: {actions}.")
-        if isinstance(own, Dict) and MASK in own.spaces:
+        if isinstance(space, Dict) and MASK in space.spaces:
             raise SpaceError(f"The observations have an entry {MASK!r} already. Leave ActionMasks out.")
-        entries = dict(own.spaces) if isinstance(own, Dict) else {"observation": own}
+        entries = dict(space.spaces) if isinstance(space, Dict) else {"observation": space}
         self.observation_space = Dict({**entries, MASK: MultiBinary(self._size)})
-        self._told = env.has_wrapper_attr("action_masks")
+        self._by_method = env.has_wrapper_attr("action_masks")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._with_mask(observation, info), reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        mask = self.env.get_wrapper_attr("action_masks")() if self._told else info.get(MASK)
+        mask = self.env.get_wrapper_attr("action_masks")() if self._by_method else info.get(MASK)
         if mask is None:
             raise SpaceError(
                 f"{self.env} tells no mask. It is taken from the environment's method action_masks() or "

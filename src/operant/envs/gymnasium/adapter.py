@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec as find_package
 from typing import Any
 
@@ -18,8 +18,16 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_
 from gymnasium.spaces import Box
 from gymnasium.wrappers import FrameStackObservation
 
-from operant.envs.environment import Environment
-from operant.envs.validation_errors import outline, value_faults
+from operant.envs.environment import SpacesEnv
+from operant.envs.validation_errors import (
+    FLAGS,
+    NUMBERS,
+    Check,
+    brief,
+    flag_error,
+    reward_error,
+    space_errors,
+)
 from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, suggest
 from operant.spec import refuse_code
 from operant.spec.spaces import Codec, Leaf, Spaces, from_gymnasium
@@ -197,9 +205,9 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str, Any]:
+def _arguments(spec: EnvSpec, requested: Mapping[str, Any], entry: Any) -> dict[str, Any]:
     """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
-    arguments = dict(given)
+    arguments = dict(requested)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
     creator = _creator(spec, entry)
@@ -209,16 +217,16 @@ def _arguments(spec: EnvSpec, given: Mapping[str, Any], entry: Any) -> dict[str,
         return arguments
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
-    known = [name for name in parameters if name not in ("self", "num_envs")]
+    names = [name for name in parameters if name not in ("self", "num_envs")]
     for name in arguments:
-        if name == "max_episode_steps" or name not in known:
-            raise _untaken(spec, name, known)
+        if name == "max_episode_steps" or name not in names:
+            raise _untaken(spec, name, names)
     return arguments
 
 
-def _untaken(spec: EnvSpec, name: str, known: Iterable[str]) -> SpecError:
+def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
     """Return the error of an argument that an environment does not take."""
-    remedy = suggest(name, known)
+    remedy = suggest(name, names)
     if name == "max_episode_steps":
         remedy = " The time limit is given as max_episode_timesteps."
     return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
@@ -264,7 +272,96 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
         ) from error
 
 
-class GymnasiumEnv(Environment):
+class GymnasiumSubEnv:
+    """An environment of Gymnasium whose answers are validated, and read as flat components.
+
+    Args:
+        env: the environment.
+        limit: steps after which its caller cuts an episode.
+        check: whether observations are validated in full the first time.
+    """
+
+    lost = False
+
+    def __init__(self, env: gymnasium.Env, limit: int | None = None, check: Check = "always") -> None:
+        self.env = env
+        self.limit = limit
+        self.info: Mapping[str, Any] = {}
+        self.spaces, self._codec = spaces_of(env)
+        self.codec: Codec | None = self._codec
+        self._encode = self._codec.observation.encode
+        self._step = env.step
+        self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+        self._new_calls = set() if check == "never" else {"reset", "step"}
+
+    def native_action(self, action: Flat) -> Any:
+        """Return what one environment takes."""
+        return self._codec.decode(action, False)
+
+    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
+        """Return what `N` environments take."""
+        if self._composite:
+            return [self._codec.decode_one(actions, i) for i in range(n)]
+        return self._codec.decode(actions, True)
+
+    def reset(self, seed: int | None) -> Flat:
+        """Begin an episode.
+
+        Raises:
+            EnvironmentError: `reset` takes no `seed`, or returns something else than `(observation, info)`,
+                or an observation that is not a member of its space.
+        """
+        try:
+            answer = self.env.reset(seed=seed)
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            raise EnvironmentError(
+                "reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It "
+                f"raised TypeError: {error}."
+            ) from error
+        if fault := reset_error(answer):
+            raise EnvironmentError(fault)
+        return self._read(answer[0], "reset")
+
+    def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
+        """Take an action: observation, reward, terminated, truncated.
+
+        Raises:
+            EnvironmentError: the answer breaks the contract.
+        """
+        answer = self._step(action)
+        if type(answer) is not tuple or len(answer) != 5:
+            _check_step(answer)
+        observation, reward, terminated, truncated, self.info = answer
+        if type(reward) not in NUMBERS or type(terminated) not in FLAGS or type(truncated) not in FLAGS:
+            _check_step(answer)
+        if self._new_calls:
+            return self._read(observation, "step"), reward, terminated, truncated
+        try:
+            return self._encode(observation, False), reward, terminated, truncated
+        except UNREADABLE as error:
+            raise self._misfit(observation, error) from error
+
+    def _read(self, observation: Any, call: str) -> Flat:
+        if call in self._new_calls:  # before it is encoded, which makes values fit
+            for error in space_errors(self.env.observation_space, observation):
+                raise EnvironmentError(f"{error} {MISFIT}")
+            self._new_calls.discard(call)
+        try:
+            return self._encode(observation, False)
+        except UNREADABLE as error:
+            raise self._misfit(observation, error) from error
+
+    def _misfit(self, observation: Any, error: Exception) -> EnvironmentError:
+        return EnvironmentError(misfit(self.env.observation_space, observation, error))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+class GymnasiumEnv(SpacesEnv):
     """An environment of Gymnasium as `Environment`.
 
     Args:
@@ -276,24 +373,14 @@ class GymnasiumEnv(Environment):
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
         self.gymnasium = env
-        self._info: Mapping[str, Any] = {}
-        self._unchecked = True
-        self._unseen = {"reset", "step"}
-        self.spaces, self.codec = spaces_of(env)
+        self._flat = GymnasiumSubEnv(env)
+        self.spaces, self.codec = self._flat.spaces, self._flat.codec
         self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "gymnasium":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.gymnasium, name)
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the time limit of Gymnasium's registry, or None."""
@@ -302,10 +389,9 @@ class GymnasiumEnv(Environment):
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode."""
         try:
-            observation = begin(self.gymnasium, seed)
+            return self.spaces.unflatten(self._flat.reset(seed))
         except EnvironmentError as error:
-            raise EnvironmentError(f"{self._name}: {error}") from error.__cause__
-        return self.spaces.unflatten(self._encode(observation, "reset"))
+            raise self._named("reset", error) from error.__cause__
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
         """Take actions; a truncation is terminal 2."""
@@ -316,100 +402,58 @@ class GymnasiumEnv(Environment):
         """As `execute`, but takes and returns stored components, masks included: for processes, which pass
         them on.
         """
-        answer = self.gymnasium.step(self.codec.decode(actions, False))
-        if self._unchecked or not isinstance(answer, tuple) or len(answer) != 5:
-            try:
-                check_step(answer, strict=False)
-            except EnvironmentError as error:
-                raise EnvironmentError(f"{self._name}: {error}") from None
-            self._unchecked = False
-        observation, reward, terminated, truncated, self._info = answer
-        flat = self._encode(observation, "step")
+        try:
+            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
+        except EnvironmentError as error:
+            raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
 
-    def _encode(self, observation: Any, call: str) -> Flat:
-        if call in self._unseen:  # before it is encoded, which makes values fit
-            self._unseen.discard(call)
-            for fault in value_faults(self.gymnasium.observation_space, observation):
-                raise EnvironmentError(f"{call} of {self._name}: {fault} {MISFIT}")
-        try:
-            return self.codec.encode(observation, False)
-        except UNREADABLE as error:
-            fault = misfit(self.gymnasium.observation_space, observation, error)
-            raise EnvironmentError(f"{call} of {self._name}: {fault}") from error
-
-    @property
-    def _name(self) -> str:
-        return repr(type(self.gymnasium.unwrapped).__name__)
+    def _named(self, call: str, error: EnvironmentError) -> EnvironmentError:
+        return EnvironmentError(f"{call} of {type(self.gymnasium.unwrapped).__name__!r}: {error}")
 
     def episode_info(self) -> Mapping[str, Any]:
         """Return the info of the last step."""
-        return self._info
+        return self._flat.info
 
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
 
 
-def begin(env: gymnasium.Env, seed: int | None) -> Any:
-    """Begin an episode and return its first observation.
-
-    Raises:
-        EnvironmentError: `reset` takes no `seed`, or returns something else than `(observation, info)`.
-    """
-    try:
-        answer = env.reset(seed=seed)
-    except TypeError as error:
-        if "unexpected keyword argument 'seed'" not in str(error):
-            raise
-        raise EnvironmentError(
-            "reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It "
-            f"raised TypeError: {error}."
-        ) from error
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
-        raise EnvironmentError(f"reset must return (observation, info). Received: {outline(answer)}.")
-    return answer[0]
-
-
 def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> str:
     """Say why an observation could not be read, and what to do; `error` is what reading it raised."""
-    return f"{next(value_faults(space, observation), str(error))} {MISFIT}"
+    return f"{next(space_errors(space, observation), str(error))} {MISFIT}"
 
 
-def check_step(answer: Any, *, strict: bool = True) -> None:
-    """Check what `step` returned, except for the observation.
+def reset_error(answer: Any) -> str | None:
+    """Say that what `reset` returned is not `(observation, info)`; None if it is."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict):
+        return None
+    return f"reset must return (observation, info). Received: {_form(answer)}."
 
-    Args:
-        answer: what it returned.
-        strict: whether 0 and 1 are refused as truth values.
 
-    Raises:
-        EnvironmentError: it is not `(observation, reward, terminated, truncated, info)`, a number and two
-            truth values.
-    """
-    if not isinstance(answer, tuple) or len(answer) != 5:
-        raise EnvironmentError(
-            "step must return (observation, reward, terminated, truncated, info). Received: "
-            f"{outline(answer)}."
-        )
+def step_form_error(answer: Any) -> str | None:
+    """Say that what `step` returned is no tuple of five; None if it is."""
+    if isinstance(answer, tuple) and len(answer) == 5:
+        return None
+    form = "(observation, reward, terminated, truncated, info)"
+    return f"step must return {form}. Received: {_form(answer)}."
+
+
+def _check_step(answer: Any) -> None:
+    if error := step_form_error(answer):
+        raise EnvironmentError(error)
     _, reward, terminated, truncated, _ = answer
     if (
-        isinstance(reward, bool | np.bool_)
-        or np.ndim(reward) != 0
-        or np.asarray(reward).dtype.kind not in "fiu"
-    ):
-        raise EnvironmentError(no_number(reward))
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        number = isinstance(flag, int | np.integer) and flag in (0, 1)
-        if not isinstance(flag, bool | np.bool_) and (strict or not number):
-            raise EnvironmentError(
-                f"{name} must be True or False. Received: {flag!r} ({type(flag).__name__})."
-            )
+        reward_error(reward) == "a number"
+    ):  # finite numbers are a matter of the vector, which tests all at once
+        raise EnvironmentError(f"The reward must be a number. Received: {brief(reward)}.")
+    if error := flag_error("terminated", terminated) or flag_error("truncated", truncated):
+        raise EnvironmentError(error)
 
 
-def no_number(reward: Any) -> str:
-    """Say that a reward is not a number."""
-    return f"The reward must be a number. Received: {reward!r} ({type(reward).__name__})."
+def _form(answer: Any) -> str:
+    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
 
 
 def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
@@ -468,6 +512,6 @@ def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
     # A step of these brings several frames.
     if type(env).__name__ in ("MaxAndSkipObservation", "RepeatAction"):
         return False
-    own = type(env).__module__.split(".")[0] == "gymnasium"
+    is_gymnasiums = type(env).__module__.split(".")[0] == "gymnasium"
     same = env.observation_space == env.env.observation_space
-    return own and same and not isinstance(env, gymnasium.ObservationWrapper)
+    return is_gymnasiums and same and not isinstance(env, gymnasium.ObservationWrapper)

@@ -27,7 +27,7 @@ from operant.envs.gymnasium.preprocessing import (
     resuming,
 )
 from operant.envs.validated_env import smaller_limit
-from operant.envs.vector.base import Check
+from operant.envs.validation_errors import Check
 from operant.envs.vector.batched import GymnasiumVector
 from operant.errors import value_error
 
@@ -75,10 +75,10 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     source = resolve(env, arguments=arguments)
     if not isinstance(source.target, GymnasiumSpec):
         raise value_error("env", "an id of Gymnasium, or an environment of it", env)
-    made, limit = make(source.target, source.arguments), source.target.max_episode_steps
+    game, limit = make(source.target, source.arguments), source.target.max_episode_steps
     if limit is not None and not has_lives(source):  # ALE cuts its games itself
-        made.env = gymnasium.wrappers.TimeLimit(made.env, limit)
-    return made
+        game.env = gymnasium.wrappers.TimeLimit(game.env, limit)
+    return game
 
 
 def own_vector(
@@ -92,20 +92,20 @@ def own_vector(
     spec = source.target
     if not has_lives(source):
         return "images are preprocessed one environment at a time"
-    settings, own = read(source.arguments)
-    if own.pop("visualize", False) or own.pop("render_mode", None) is not None:
+    settings, options = read(source.arguments)
+    if options.pop("visualize", False) or options.pop("render_mode", None) is not None:
         return "ALE's vector cannot render"
-    if own.keys() & {"mode", "difficulty"}:
+    if options.keys() & {"mode", "difficulty"}:
         return "ALE's vector plays the default mode and difficulty only"
-    refuse_unknown(own, VECTOR_ARGUMENTS)
-    given = {**spec.kwargs, **own}
-    skip, longest = settings.frame_skip, given.pop("max_num_frames_per_episode")
+    refuse_unknown(options, VECTOR_ARGUMENTS)
+    arguments = {**spec.kwargs, **options}
+    skip, longest = settings.frame_skip, arguments.pop("max_num_frames_per_episode")
     limit = smaller_limit(source.max_episode_timesteps, longest // skip, source.name) or longest // skip
     vector = adapter.call(
         spec,
         VECTOR,
         num_envs=num_envs,
-        **{**given, "frameskip": skip},
+        **{**arguments, "frameskip": skip},
         maxpool=settings.max_frame,
         stack_num=settings.stack,
         img_height=settings.size,
@@ -117,7 +117,7 @@ def own_vector(
         episodic_life=False,
     )
     frames = _FramesLast(vector, settings)
-    return AtariVector(frames, source.name, limit, check, settings, given, info_keywords)
+    return AtariVector(frames, source.name, limit, check, settings, arguments, info_keywords)
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):

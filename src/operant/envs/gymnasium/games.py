@@ -134,7 +134,7 @@ class WholeGames(_Wrapper):
 
     def __init__(self, vector: VectorEnv) -> None:
         super().__init__(vector, counted=True)
-        self.cells = getattr(vector, "cells", [])
+        self.envs = getattr(vector, "envs", [])
         """The single games, for showing them."""
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
@@ -160,7 +160,7 @@ def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
     """
     if isinstance(vector, AtariVector):
         return lambda: vector.lives, vector.resume
-    games = [within(getattr(cell, "env", None)) for cell in getattr(vector, "cells", ())]
+    games = [within(getattr(env, "env", None)) for env in getattr(vector, "envs", ())]
     first = next((game for game in games if game is not None), None)
     if first is None:
         return _uncounted(vector.num_envs)

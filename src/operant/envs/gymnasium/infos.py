@@ -13,16 +13,16 @@ import numpy as np
 from operant.errors import EnvironmentError, SpecError, as_number, suggest, value_error
 
 
-def keywords_of(given: Any) -> tuple[str, ...]:
+def keywords_of(keywords: Any) -> tuple[str, ...]:
     """Return the names in `info` whose values are to be recorded.
 
     Raises:
         SpecError: they are not a list of different names.
     """
-    names = tuple(given) if isinstance(given, list | tuple) else ()
+    names = tuple(keywords) if isinstance(keywords, list | tuple) else ()
     sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
-    if not sound or not isinstance(given, list | tuple):
-        raise value_error("info_keywords", "a list of different names in info", given)
+    if not sound or not isinstance(keywords, list | tuple):
+        raise value_error("info_keywords", "a list of different names in info", keywords)
     return names
 
 
@@ -60,9 +60,9 @@ class InfoCollector:
             if key in info:
                 into[key][i] = self._number(key, info[key])
             elif not self._known[i]:
-                found = f"its keys are {', '.join(map(repr, info))}" if info else "it is empty"
+                description = f"its keys are {', '.join(map(repr, info))}" if info else "it is empty"
                 remedy = suggest(key, info, listed=False).strip() or "Correct info_keywords, or leave it out."
-                raise EnvironmentError(f"An episode ended without info[{key!r}]: {found}. {remedy}")
+                raise EnvironmentError(f"An episode ended without info[{key!r}]: {description}. {remedy}")
         self._known[i] = True
 
     @staticmethod
@@ -71,7 +71,6 @@ class InfoCollector:
         if number is None:
             raise EnvironmentError(
                 f"info[{key!r}] must be a number to be recorded. Received: {value!r} "
-                f"({type(value).__name__}). "
-                "Leave it out of info_keywords."
+                f"({type(value).__name__}). Leave it out of info_keywords."
             )
         return number

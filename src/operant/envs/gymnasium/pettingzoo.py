@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.errors import EnvironmentError, SpaceError, SpecError, suggest
 from operant.spec.spaces import from_gymnasium
 
@@ -54,7 +54,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
         ) from error
 
 
-class PettingZooEnv(Environment):
+class PettingZooEnv(SpacesEnv):
     """A parallel environment of PettingZoo.
 
     Args:
@@ -70,26 +70,18 @@ class PettingZooEnv(Environment):
         first = self.agents[0]
         observation, action = env.observation_space(first), env.action_space(first)
         for agent in self.agents[1:]:
-            for kind, own, other in (
+            for kind, space, other in (
                 ("observation", observation, env.observation_space(agent)),
                 ("action", action, env.action_space(agent)),
             ):
-                if own != other:
+                if space != other:
                     raise SpaceError(
                         f"All agents of {env} must have the same {kind} space, since one policy plays them. "
-                        f"{first}: {own}. {agent}: {other}. Pad them with PettingZoo's wrappers."
+                        f"{first}: {space}. {agent}: {other}. Pad them with PettingZoo's wrappers."
                     )
         self.spaces, self.codec = from_gymnasium(observation, action)
         self._index = {agent: i for i, agent in enumerate(self.agents)}
         self._alive: list[Any] = []
-
-    def states(self) -> Any:
-        """Return the specification of an agent's states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of an agent's actions."""
-        return self.spaces.actions.to_spec()
 
     def num_actors(self) -> int:
         """Return how many agents there are at most."""
@@ -128,9 +120,9 @@ class PettingZooEnv(Environment):
             last = self._states(observations, acting)
             return _only(last), terminal[0], reward[0]
         ended = [agent for agent in acting if agent not in self._alive]
-        known = all(observations.get(agent) is not None for agent in ended)
-        told = [*self._alive, *ended] if known else self._alive
-        states = self._states(observations, told) if told else None
+        is_known = all(observations.get(agent) is not None for agent in ended)
+        observed = [*self._alive, *ended] if is_known else self._alive
+        states = self._states(observations, observed) if observed else None
         return self._parallel(), states, np.asarray(terminal), np.asarray(reward, np.float32)
 
     def close(self) -> None:
@@ -142,7 +134,7 @@ class PettingZooEnv(Environment):
 
     def _states(self, observations: Any, agents: list[Any]) -> Any:
         each = [self.codec.encode(observations[agent], False) for agent in agents]
-        flat = {name: np.stack([own[name] for own in each]) for name in each[0]}
+        flat = {name: np.stack([states[name] for states in each]) for name in each[0]}
         return self.spaces.unflatten(flat)
 
 

@@ -63,8 +63,12 @@ def is_asked(arguments: Mapping[str, Any]) -> bool:
 def read(arguments: Mapping[str, Any]) -> tuple[PreprocessingOptions, dict[str, Any]]:
     """Split the arguments of an environment into preprocessing and the environment's own."""
     names = {field.name for field in dataclasses.fields(PreprocessingOptions)}
-    own = {name: value for name, value in arguments.items() if name not in names and name != "preprocess"}
-    return PreprocessingOptions(**{name: value for name, value in arguments.items() if name in names}), own
+    env_arguments = {
+        name: value for name, value in arguments.items() if name not in names and name != "preprocess"
+    }
+    return PreprocessingOptions(
+        **{name: value for name, value in arguments.items() if name in names}
+    ), env_arguments
 
 
 def steps_for(frames: int, arguments: Mapping[str, Any]) -> int:
@@ -75,9 +79,8 @@ def steps_for(frames: int, arguments: Mapping[str, Any]) -> int:
 def refusal(name: str, shape: Any) -> SpecError:
     """Return the error of an environment that shows no images."""
     return SpecError(
-        f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. "
-        "It is for images (height, width, 3 or 1). Leave --preprocess out; in a program, give "
-        "preprocess=False."
+        f"Cannot use --preprocess for non-atari environment {name}, with input shape {shape}. It is for "
+        "images (height, width, 3 or 1). Leave --preprocess out; in a program, give preprocess=False."
     )
 
 
@@ -164,8 +167,8 @@ class PreprocessingWrapper(gymnasium.Wrapper):
             total += float(reward)
             if terminated or truncated:
                 break
-        seen = frames[0] if len(frames) == 1 else np.maximum(*frames)
-        return self._stacked(seen), total, terminated, truncated, info
+        image = frames[0] if len(frames) == 1 else np.maximum(*frames)
+        return self._stacked(image), total, terminated, truncated, info
 
     def _stacked(self, image: np.ndarray) -> np.ndarray:
         grey = image.astype(np.float32)
@@ -226,20 +229,20 @@ def make(spec: GymnasiumSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
 
     Without the registry's time limit, like `adapter.make`.
     """
-    settings, own = read(arguments)
+    settings, env_arguments = read(arguments)
     if spec.entry_point == adapter.ATARI:
-        for name in sorted(own.keys() & {"frameskip", "obs_type"}):
+        for name in sorted(env_arguments.keys() & {"frameskip", "obs_type"}):
             remedy = " Give frame_skip." if name == "frameskip" else ""
             raise SpecError(
                 f"A preprocessed Atari game takes no argument {name!r}: preprocessing sets it.{remedy}"
             )
-        own |= {"frameskip": 1, "obs_type": "grayscale"}  # the id's skip would multiply with ours
-    return PreprocessingWrapper(adapter.make(spec, own), settings)
+        env_arguments |= {"frameskip": 1, "obs_type": "grayscale"}  # the id's skip would multiply with ours
+    return PreprocessingWrapper(adapter.make(spec, env_arguments), settings)
 
 
-def refuse_unknown(arguments: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def refuse_unknown(arguments: Mapping[str, Any], other_names: tuple[str, ...]) -> None:
     """Raise `SpecError` if an argument is neither a field of `PreprocessingOptions` nor one of `known`."""
-    names = [*(field.name for field in dataclasses.fields(PreprocessingOptions)), *known]
+    names = [*(field.name for field in dataclasses.fields(PreprocessingOptions)), *other_names]
     for name in arguments:
         if name not in names:
             raise SpecError(f"A preprocessed environment takes no argument {name!r}.{suggest(name, names)}")

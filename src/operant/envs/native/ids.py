@@ -29,15 +29,15 @@ def make(name: str, /, **arguments: Any) -> NativeEnv:
     """
     maker = _maker(name)
     parameters = inspect.signature(maker).parameters
-    own = parameters.keys() - {"max_episode_timesteps"}
+    names = parameters.keys() - {"max_episode_timesteps"}
     for key, value in arguments.items():
         if key not in parameters:
-            others = suggest(key, own) or " It takes none."
-            raise SpecError(f"The environment {name!r} takes no argument {key!r}.{others}")
-        if key in own:
+            remedy = suggest(key, names) or " It takes none."
+            raise SpecError(f"The environment {name!r} takes no argument {key!r}.{remedy}")
+        if key in names:
             expect_like(key, value, parameters[key].default)
-    made: NativeEnv = maker(**arguments)
-    return made
+    environment: NativeEnv = maker(**arguments)
+    return environment
 
 
 def _maker(name: str) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def _maker(name: str) -> Callable[..., Any]:
         )
     entries = _entries()
     if label not in entries:
-        raise SpecError(f"Unknown environment {name!r}.{suggest(name, known())}")
+        raise SpecError(f"Unknown environment {name!r}.{suggest(name, native_ids())}")
     return entries[label]
 
 
@@ -61,6 +61,6 @@ def _entries() -> dict[str, Callable[..., Any]]:
     return {**NATIVE, **PROBES}
 
 
-def known() -> list[str]:
+def native_ids() -> list[str]:
     """Return the ids of operant's own environments."""
     return [f"jax:{name}" for name in _entries()]

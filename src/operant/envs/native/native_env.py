@@ -1,4 +1,4 @@
-"""JAX-native environments: the protocol, the batched stream driver, and its twin on the host.
+"""JAX-native environments: the protocol, and the batched stream driver.
 
 A native environment is one environment without a batch axis, written as two pure functions. `start` and
 `step` run `N` of them side by side with Gymnasium's next-step autoreset: an actor whose last row ended an
@@ -14,21 +14,18 @@ the whole run. Row numbers are 32 bits wide: after 2^32 rows the draws repeat.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.errors import SpaceError, UsageError, whole
+from operant.errors import whole
 from operant.spec.spaces import Spaces
 from operant.types import Array, Arrays, Key, Tree
 
 # What a draw is for. Each purpose has its own keys, so that no two draws of a run share one.
-_RESET, _STEP, _NEXT_RUN = 0, 1, 2
+_RESET, _STEP = 0, 1
 
 
 class TimeStep(NamedTuple):
@@ -168,13 +165,6 @@ def step(env: NativeEnv, actors: NativeActors, actions: Arrays, key: Key) -> tup
     return actors, NativeStep(observation, reward, terminated, truncated)
 
 
-def _key_of(seed: int) -> Key:
-    if seed < 2**31:
-        return jax.random.key(seed)
-    high, low = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-    return jax.random.fold_in(jax.random.key(low), high)
-
-
 def _keys(key: Key, purpose: int, row: Array, n: int) -> Key:
     """Return the keys `[n]` of one row, each a function of (key, purpose, row, actor) alone."""
     key = jax.random.fold_in(jax.random.fold_in(key, purpose), row)
@@ -188,94 +178,3 @@ def _select(mask: Array, new: Tree, old: Tree) -> Tree:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (a.ndim - 1)), a, b)
 
     return jax.tree.map(select, new, old)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _start(env: NativeEnv, key: Key, n: int) -> NativeActors:
-    return start(env, key, n)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _step(env: NativeEnv, actors: NativeActors, actions: Tree, key: Key) -> tuple[NativeActors, NativeStep]:
-    return step(env, actors, actions, key)
-
-
-class NativeHostVector:
-    """`num_envs` native environments as a vector on the host, with the same numbers as `start` and `step`.
-
-    Args:
-        env: the environment.
-        num_envs: how many run side by side.
-        key: typed key of the stream, used until `reset` is given a seed; None: the key of seed 0.
-
-    Arrays that it returns are read-only views.
-    """
-
-    def __init__(self, env: NativeEnv, num_envs: int, key: Key | None = None) -> None:
-        self.env = env
-        self.num_envs = whole("num_envs", num_envs)
-        self._key = jax.random.key(0) if key is None else key
-        self._actors: NativeActors | None = None
-
-    @property
-    def spaces(self) -> Spaces:
-        """Observations and actions of one environment."""
-        return self.env.spaces
-
-    def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
-        """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
-
-        Args:
-            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX
-                would cut to 32 bits, that of a key of its own. None begins the stream of the key given at
-                construction, and at later calls a new one.
-        """
-        if seed is not None:
-            self._key = _key_of(seed)
-        elif self._actors is not None:
-            self._key = jax.random.fold_in(self._key, _NEXT_RUN)
-        self._actors = _start(self.env, self._key, self.num_envs)
-        return jax.device_get(self._actors.observation)
-
-    def step(
-        self, actions: Mapping[str, Any]
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
-        """Take one action everywhere; actors whose last row ended an episode are reset instead.
-
-        Args:
-            actions: flat components with leaves `[N, ...]`.
-
-        Returns:
-            observation (leaves `[N, ...]`), reward `float32[N]`, terminated `bool[N]`, truncated `bool[N]`.
-
-        Raises:
-            UsageError: before the first `reset`, or after `close`.
-            SpaceError: for actions of other components or shapes.
-        """
-        if self._actors is None:
-            raise UsageError("step was called on a vector that has not been reset. Call reset first.")
-        self._actors, row = _step(self.env, self._actors, self._checked(actions), self._key)
-        observation, reward, terminated, truncated = jax.device_get(row)
-        return observation, reward, terminated, truncated
-
-    def close(self) -> None:
-        """Forget the environments' states."""
-        self._actors = None
-
-    def _checked(self, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        leaves = self.spaces.actions.components
-        if set(actions) != set(leaves):
-            raise SpaceError(
-                f"actions must have the components {sorted(leaves)}. Received the components: "
-                f"{sorted(actions)}."
-            )
-        arrays = {}
-        for name, leaf in leaves.items():
-            array = np.asarray(actions[name], leaf.storage)
-            if array.shape != (self.num_envs, *leaf.shape):
-                raise SpaceError(
-                    f"The action {name!r} of {self.num_envs} actors must have the shape "
-                    f"{(self.num_envs, *leaf.shape)}. Received the shape: {array.shape}."
-                )
-            arrays[name] = array
-        return arrays

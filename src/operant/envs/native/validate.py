@@ -129,7 +129,7 @@ class _Form(NamedTuple):
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
 
-class _Seen(NamedTuple):
+class _CallForm(NamedTuple):
     """What one call returned."""
 
     state: _Form
@@ -166,24 +166,26 @@ def accepted(env: Any, name: str) -> Any:
     if counts_on:
         env = Declared(env)
     key = jax.random.key(0)
-    begun = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
+    first_call = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
     actions = spaces.actions.components.items()
     action = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.storage) for name, leaf in actions}
-    state = begun.state
+    state = first_call.state
     while True:
-        given = jax.tree.unflatten(state.structure, [_strong(x) for x in state.leaves])
+        arguments = jax.tree.unflatten(state.structure, [_strong(x) for x in state.leaves])
         stepped = _traced(
-            env, name, "step", lambda answer: _step_answer(answer, name, spaces), given, action, key
+            env, name, "step", lambda answer: _step_answer(answer, name, spaces), arguments, action, key
         )
         agreed = _agreed(state, stepped.state, name)
         if agreed.leaves == state.leaves:
             break
         state = agreed
-    _warn_of_unused(env, name, given, action, key)
+    _warn_of_unused(env, name, arguments, action, key)
     dtypes = tuple(x.dtype for x in state.leaves)
-    forms = zip(dtypes, begun.state.leaves, stepped.state.leaves, strict=True)
-    differs = any(first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms)
-    return Cast(env, dtypes) if differs or begun.cast or stepped.cast else env
+    forms = zip(dtypes, first_call.state.leaves, stepped.state.leaves, strict=True)
+    needs_cast = any(
+        first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms
+    )
+    return Cast(env, dtypes) if needs_cast or first_call.cast or stepped.cast else env
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
@@ -202,20 +204,20 @@ def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any],
         )
 
 
-def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *given: Any) -> _Seen:
+def _traced(env: Any, name: str, method: str, read: Callable[[Any], _CallForm], *arguments: Any) -> _CallForm:
     """Call a method with shapes in place of arrays, and read what it returns."""
-    found = []
+    results = []
 
-    def call(*given: Any) -> None:
-        found.append(read(getattr(env, method)(*given)))
+    def call(*arguments: Any) -> None:
+        results.append(read(getattr(env, method)(*arguments)))
 
     try:
-        jax.eval_shape(call, *given)
+        jax.eval_shape(call, *arguments)
     except OperantError:
         raise
     except Exception as error:
         about = str(error).strip().partition("\n")[0].rstrip(".")
-        called = "key" if method == "reset" else f"state, {_shown(given[1])}, key"
+        called = "key" if method == "reset" else f"state, {_shown(arguments[1])}, key"
         remedy = ""
         if isinstance(error, jax.errors.JAXTypeError):
             remedy = " It is compiled: decide by jax.numpy.where or jax.lax.cond, compute by jax.numpy."
@@ -223,25 +225,24 @@ def _traced(env: Any, name: str, method: str, read: Callable[[Any], _Seen], *giv
             f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called "
             f"as {method}({called}).{remedy}"
         ) from error
-    return found[0]
+    return results[0]
 
 
-def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _CallForm:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise EnvironmentError(f"reset of {name!r} must return {_RESET}. Received: {_brief(answer)}.")
     state, observation = answer
-    return _Seen(_form(state, "reset", name), _look_at(observation, "reset", name, spaces))
+    return _CallForm(_form(state, "reset", name), _validate_observation(observation, "reset", name, spaces))
 
 
-def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
+def _step_answer(answer: Any, name: str, spaces: Spaces) -> _CallForm:
     fields = TimeStep._fields
     pair = isinstance(answer, tuple) and len(answer) == 2
     if not pair or not all(hasattr(answer[1], field) for field in fields):
         received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
         raise EnvironmentError(
             f"step of {name!r} must return {_STEP}, with TimeStep of operant.envs.native.native_env. "
-            "Received: "
-            f"{received}."
+            f"Received: {received}."
         )
     state, stepped = answer
     for what, value, kinds, must in (
@@ -254,10 +255,12 @@ def _step_answer(answer: Any, name: str, spaces: Spaces) -> _Seen:
             raise EnvironmentError(
                 f"step of {name!r}: The {label} must be {must} of shape (). Received: {_shown(value)}."
             )
-    return _Seen(_form(state, "step", name), _look_at(stepped.observation, "step", name, spaces))
+    return _CallForm(
+        _form(state, "step", name), _validate_observation(stepped.observation, "step", name, spaces)
+    )
 
 
-def _look_at(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
+def _validate_observation(observation: Any, call: str, name: str, spaces: Spaces) -> bool:
     """Check an observation against its spaces; return whether a component must be cast."""
     leaves, cast = spaces.observation_components, False
 
@@ -289,11 +292,11 @@ def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
     """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly
     typed.
     """
-    own, declared = _rank(form.dtype), _rank(leaf.storage)
-    if own < 0 or own > declared:
+    rank, declared = _rank(form.dtype), _rank(leaf.storage)
+    if rank < 0 or rank > declared:
         return False
     return (
-        form.weak_type or own < declared or bool(jnp.promote_types(form.dtype, leaf.storage) == leaf.storage)
+        form.weak_type or rank < declared or bool(jnp.promote_types(form.dtype, leaf.storage) == leaf.storage)
     )
 
 
@@ -303,12 +306,12 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
     Weakly typed Python numbers adopt the other's type.
     """
     if after.structure != state.structure:
-        faults = [f"without {place}" for place in state.places if place not in after.places]
-        faults += [f"with {place}" for place in after.places if place not in state.places]
-        told = ", ".join(faults[:3]) or f"{after.structure}, not {state.structure}"
+        differences = [f"without {place}" for place in state.places if place not in after.places]
+        differences += [f"with {place}" for place in after.places if place not in state.places]
+        difference = ", ".join(differences[:3]) or f"{after.structure}, not {state.structure}"
         raise EnvironmentError(
             f"step of {name!r} must return a state of the same structure as reset and the step before. "
-            f"Received: one {told}."
+            f"Received: one {difference}."
         )
     leaves = []
     for place, x, y in zip(state.places, state.leaves, after.leaves, strict=True):
@@ -319,8 +322,7 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
         else:
             raise EnvironmentError(
                 f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: "
-                f"{place} of {_shown(y)}, where "
-                f"reset returned {_shown(x)}."
+                f"{place} of {_shown(y)}, where reset returned {_shown(x)}."
             )
     return state._replace(leaves=tuple(leaves))
 

@@ -77,10 +77,10 @@ def is_loopback(host: str) -> bool:
     if not host:
         return False  # all interfaces
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise SpecError(f"host {host!r} is not known: {error}.") from None
-    addresses = {str(entry[4][0]) for entry in found}
+    addresses = {str(entry[4][0]) for entry in entries}
     return all(address == "::1" or address.startswith("127.") for address in addresses)
 
 
@@ -93,8 +93,7 @@ def check_reach(host: str, token: bytes, what: str) -> None:
     if not token and not is_loopback(host):
         raise UsageError(
             f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: "
-            "--token-file, or the variable "
-            f"{VARIABLE}. Make one: {_RECIPE}"
+            f"--token-file, or the variable {VARIABLE}. Make one: {_RECIPE}"
         )
 
 
@@ -120,7 +119,7 @@ def welcome(channel: Channel, token: bytes, seconds: float) -> None:
         channel.send(REFUSED, b"The token is not the server's.", seconds=seconds)
         raise WireError("a wrong token")
     channel.send(WELCOME, _derive(token, b"server proof", ours, theirs), seconds=seconds)
-    channel.seal(
+    channel.protect(
         MAC(_derive(token, b"client frames", ours, theirs)),
         MAC(_derive(token, b"server frames", ours, theirs)),
     )
@@ -141,8 +140,7 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     if version != VERSION:
         raise RefusedError(
             f"speaks version {version} of the protocol, and this side version {VERSION}. Install the same "
-            "version of "
-            f"operant on both."
+            "version of operant on both."
         )
     ours = secrets.token_bytes(32)
     proof = _derive(token, b"client proof", theirs, ours)
@@ -155,7 +153,7 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
         )
     if kind != WELCOME or not hmac.compare_digest(content, _derive(token, b"server proof", theirs, ours)):
         raise RefusedError("does not know the token. It may not be the server that you mean.")
-    channel.seal(
+    channel.protect(
         MAC(_derive(token, b"server frames", theirs, ours)),
         MAC(_derive(token, b"client frames", theirs, ours)),
     )

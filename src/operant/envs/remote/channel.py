@@ -28,7 +28,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames = Frames(GREETING_BYTES)
-        self._seal: MAC | None = None
+        self._mac: MAC | None = None
         self._frame: tuple[int, memoryview] | None = None
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
@@ -63,9 +63,9 @@ class Channel:
         except (OSError, ValueError) as error:
             raise LostError(f"did not agree on TLS: {error}") from None
 
-    def seal(self, theirs: MAC, ours: MAC) -> None:
+    def protect(self, theirs: MAC, ours: MAC) -> None:
         """From now on, check the tags of received frames, and add tags to those that are sent."""
-        self._frames.seal, self._seal = theirs, ours
+        self._frames.mac, self._mac = theirs, ours
 
     def limit(self, size: int) -> None:
         """Accept frames of up to `size` bytes from now on."""
@@ -78,7 +78,7 @@ class Channel:
             LostError: the other side closed the connection, or does not read.
         """
         until = time.monotonic() + seconds
-        rest = memoryview(frame(kind, content, self._seal))
+        rest = memoryview(frame(kind, content, self._mac))
         while rest:
             try:
                 rest = rest[self._sock.send(rest) :]
@@ -132,8 +132,8 @@ class Channel:
         if not self.poll(seconds):
             raise LostError(f"did not answer within {seconds:g} s")
         assert self._frame is not None
-        found, self._frame = self._frame, None
-        return found
+        message, self._frame = self._frame, None
+        return message
 
     def close(self) -> None:
         """Close the connection."""

@@ -19,13 +19,13 @@ from typing import Any
 from operant.envs.connection import Answer, LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
+from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.remote.service import Service, describe, fault, lost_by
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
 from operant.envs.workers.process import SECRET, error_named
 from operant.envs.workers.restarts import LostError
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import SpecError, UsageError
 
 PORT = 6379
 """Where the head of a Ray cluster listens by default."""
@@ -90,38 +90,25 @@ class RayConnection(RestartingConnection):
         self._schema: Schema
         self._actor: Any = None
         self._called = "Ray actor"
-        self._made: Any = None
+        self._description_reply: Any = None
         self._reply: Any = None
         self._arrival: tuple[int, bytes] | None = None
         self._acted = 0
         self._open()
 
-    def meet(self) -> None:
-        """Learn the spaces of the environment.
-
-        Raises:
-            SpecError: it cannot be made.
-            EnvironmentError: the actor is not ready in time, or ends.
-        """
+    def _introduction(self) -> EnvDescription:
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
-        try:
-            reply = self._wait(self._made, seconds)
-            if reply is None:
-                raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
-            kind, content = reply
-            if kind == wire.FAULT:
-                name, text, traceback = wire.unpack_fault(memoryview(content))
-                raise error_named(name)(f"{text}\n{traceback}".rstrip())
-            description = wire.unpack_description(memoryview(content))
-            self._described, self._made = content, None
-            self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
-            self._schema = Schema(self.spaces, self.num_actors)
-        except LostError as lost:
-            self.close()
-            raise EnvironmentError(f"{self.where} {lost}") from None
-        except BaseException:
-            self.close()
-            raise
+        reply = self._wait(self._description_reply, seconds)
+        if reply is None:
+            raise LostError(f"was not there within {seconds:g} s. Does the cluster have free processors?")
+        kind, content = reply
+        if kind == wire.FAULT:
+            name, text, traceback = wire.unpack_fault(memoryview(content))
+            raise error_named(name)(f"{text}\n{traceback}".rstrip())
+        description = wire.unpack_description(memoryview(content))
+        self._described, self._description_reply = content, None
+        self._schema = Schema(description.spaces, description.num_actors)
+        return description
 
     def _place(self) -> str:
         return self._called
@@ -135,7 +122,7 @@ class RayConnection(RestartingConnection):
         options = {"num_cpus": cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         self._actor = ray.remote(RayEnvActor).options(**options).remote()
         self._called = f"Ray actor {self._actor._actor_id.hex()[:8]}"
-        self._made = self._actor.make.remote(self._literal)
+        self._description_reply = self._actor.make.remote(self._literal)
 
     def _drop(self) -> None:
         import ray
@@ -143,7 +130,7 @@ class RayConnection(RestartingConnection):
         if self._actor is not None:
             with contextlib.suppress(Exception):  # it is gone already, or Ray is
                 ray.kill(self._actor)
-        self._actor = self._made = self._reply = None
+        self._actor = self._description_reply = self._reply = None
 
     def _ask(self, request: int | Flat | None) -> None:
         kind, content, self._acted = self._schema.pack_request(request)
@@ -169,13 +156,13 @@ class RayConnection(RestartingConnection):
 
     def _is_made(self, seconds: float) -> bool:
         """Tell whether a replacement is ready, after waiting for at most `seconds`."""
-        if self._made is not None:
-            reply = self._wait(self._made, seconds)
+        if self._description_reply is not None:
+            reply = self._wait(self._description_reply, seconds)
             if reply is None:
                 return False
             if bytes(_content(reply)) != self._described:
                 raise LostError("came back as another environment", final=True)
-            self._made = None
+            self._description_reply = None
         return True
 
     @staticmethod
@@ -219,8 +206,7 @@ def sendable(source: EnvSpec) -> str:
     if "__main__:" in literal:
         raise SpecError(
             f"Environment {source.name!r} is defined in the program itself, which other machines do not "
-            "have. "
-            "Define it in a module that they can import."
+            "have. Define it in a module that they can import."
         )
     return literal
 
@@ -260,8 +246,7 @@ def join(host: Any = None, port: Any = None) -> None:
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(
                 f"The Ray cluster {'at ' + address if address else 'here'} cannot be joined: {error}. If it "
-                "asks for a "
-                "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
+                "asks for a token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token."
             ) from None
 
 

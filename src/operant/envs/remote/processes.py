@@ -11,12 +11,12 @@ import numpy as np
 
 from operant.envs.connection import Answer
 from operant.envs.env_spec import EnvSpec
-from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
+from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.vector.base import Flat
 from operant.envs.workers.process import Worker, end, memory_file
 from operant.envs.workers.restarts import LostError
 from operant.envs.workers.shared_arrays import RESET, STEP, SharedArrays
-from operant.errors import EnvironmentError, OperantError
+from operant.errors import OperantError
 from operant.spec.spaces import Spaces
 
 
@@ -49,27 +49,15 @@ class ProcessConnection(RestartingConnection):
             self.close()
             raise
 
-    def meet(self) -> None:
-        """Learn the spaces of the environment.
-
-        Raises:
-            SpecError: it cannot be made.
-            EnvironmentError: the process ends, or is not ready in time.
-        """
+    def _introduction(self) -> EnvDescription:
         seconds = max(self._limits.timeout_seconds, self._limits.start_seconds)
-        try:
-            self._description = self._worker.introduction(seconds)
-        except LostError as lost:
-            self.close()
-            raise EnvironmentError(f"{self.where} {lost}.") from None
-        except BaseException:
-            self.close()
-            raise
-        spec, self.max_episode_timesteps, self.num_actors = self._description
-        self.spaces = Spaces.from_spec(spec)
-        self._memory = SharedArrays(self.spaces, self.num_actors, self._descriptor, create=True)
-        self._worker.share(self.num_actors)
+        self._described = self._worker.introduction(seconds)
+        spec, limit, num_actors = self._described
+        spaces = Spaces.from_spec(spec)
+        self._memory = SharedArrays(spaces, num_actors, self._descriptor, create=True)
+        self._worker.share(num_actors)
         self._introduced = True
+        return EnvDescription(self.name, spaces, limit, num_actors)
 
     def _place(self) -> str:
         process = self._worker.process
@@ -107,7 +95,7 @@ class ProcessConnection(RestartingConnection):
             raise LostError(f"failed: {fault}") from None
         if self._introduced:
             return self._answered()
-        if description != self._description:
+        if description != self._described:
             raise LostError("came back as another environment")
         self._introduced = True
         return None

@@ -8,14 +8,14 @@ from typing import Any
 
 from operant.envs.connection import Answer, Connection
 from operant.envs.env_spec import EnvSpec
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.envs.remote import read_ports
 from operant.errors import UsageError
 
 _log = logging.getLogger("operant")
 
 
-class RemoteEnv(Environment):
+class RemoteEnv(SpacesEnv):
     """An environment at the other side of a connection; every call waits for its answer."""
 
     def __init__(self, connection: Connection) -> None:
@@ -29,14 +29,6 @@ class RemoteEnv(Environment):
                 "environment is made."
             )
         super().__setattr__(name, value)
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the time limit."""

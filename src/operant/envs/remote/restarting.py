@@ -54,7 +54,7 @@ class RestartingConnection(abc.ABC):
         blocking: whether requests wait for their answers.
     """
 
-    name: str
+    name: str = ""
     spaces: Spaces
     max_episode_timesteps: int | None
     num_actors: int
@@ -83,13 +83,30 @@ class RestartingConnection(abc.ABC):
         self._last: Any = None
         self._return: float | None = None
 
-    @abc.abstractmethod
     def meet(self) -> None:
         """Wait for the other side, and learn the spaces of its environment.
 
         Raises:
             EnvironmentError: it cannot be reached, or is not ready in time.
             SpecError: the environment cannot be made.
+        """
+        try:
+            description = self._introduction()
+        except LostError as lost:
+            self.close()
+            end = "" if str(lost).endswith((".", "?")) else "."
+            raise EnvironmentError(f"{self.where} {lost}{end}") from None
+        except BaseException:
+            self.close()
+            raise
+        self.name, self.spaces, self.max_episode_timesteps, self.num_actors = description
+
+    @abc.abstractmethod
+    def _introduction(self) -> EnvDescription:
+        """Wait for what the other side tells of its environment.
+
+        Raises:
+            LostError: it cannot be reached, or is not ready in time.
         """
 
     def forgive(self) -> None:
@@ -100,7 +117,8 @@ class RestartingConnection(abc.ABC):
     @property
     def where(self) -> str:
         """Say which one it is, for messages."""
-        return f"Environment {self.index} of {self.name!r} ({self._place()})"
+        name = f" of {self.name!r}" if self.name else ""
+        return f"Environment {self.index}{name} ({self._place()})"
 
     @abc.abstractmethod
     def _place(self) -> str:
@@ -160,8 +178,7 @@ class RestartingConnection(abc.ABC):
         if self._actors is None:
             raise UsageError(
                 f"execute was called on {self.name!r} before an episode was begun. Call reset first, and "
-                "after every "
-                f"terminal."
+                "after every terminal."
             )
         batch = () if self.num_actors == 1 else (len(self._actors),)
         self._begin(self.spaces.actions.check(actions, batch, clip=True))

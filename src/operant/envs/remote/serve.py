@@ -78,9 +78,9 @@ def start(config: ServeConfig) -> Server:
         raise SpecError(
             "level must be given: an environment id such as CartPole-v1 (or environment: a class of yours)."
         )
-    given = dict(config.arguments or {}) | ({} if config.level is None else {"level": config.level})
+    arguments = dict(config.arguments or {}) | ({} if config.level is None else {"level": config.level})
     return Server(
-        resolve(config.environment, max_episode_timesteps=config.max_episode_timesteps, arguments=given),
+        resolve(config.environment, max_episode_timesteps=config.max_episode_timesteps, arguments=arguments),
         config.host,
         read_ports(config.port),
         config.num_envs,
@@ -104,9 +104,9 @@ def serve(config: ServeConfig) -> None:
     try:
         with start(config) as server:
             if not config.quiet:
-                known = "clients must know the token" if server.is_guarded else "no token"
+                guard = "clients must know the token" if server.is_guarded else "no token"
                 print(
-                    f"Serving {server} at {config.host} ({known}, {'TLS' if config.key else 'no TLS'})",
+                    f"Serving {server} at {config.host} ({guard}, {'TLS' if config.key else 'no TLS'})",
                     flush=True,
                 )
             server.wait()

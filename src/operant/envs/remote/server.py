@@ -57,7 +57,7 @@ class Server:
         token: what clients must know; empty: whoever reaches the port is served.
         context: for TLS; None: without.
         limits: of the environments, which run in processes of their own.
-        patience: with clients.
+        timeouts: of clients.
         sessions: the server ends when this many clients have left; None: it does not.
         processes: whether environments run in processes of their own.
 
@@ -76,14 +76,14 @@ class Server:
         token: bytes = b"",
         context: ssl.SSLContext | None = None,
         limits: ConnectionLimits = ConnectionLimits(30.0),  # noqa: B008  (immutable)
-        patience: Timeouts = Timeouts(),  # noqa: B008
+        timeouts: Timeouts = Timeouts(),  # noqa: B008
         sessions: int | None = None,
         processes: bool = True,
     ) -> None:
         check_reach(host, token, "Serving at")
         self._source, self._token, self._context = source, token, context
-        self._limits, self._patience, self._processes = limits, patience, processes
-        self._left = sessions
+        self._limits, self._timeouts, self._processes = limits, timeouts, processes
+        self._remaining_sessions = sessions
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
@@ -105,8 +105,7 @@ class Server:
         if not is_loopback(host) and context is None:
             _log.warning(
                 "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers "
-                "out, and TLS "
-                "(certificate and key) keeps others from reading.",
+                "out, and TLS (certificate and key) keeps others from reading.",
                 host,
             )
         self._selector = selectors.DefaultSelector()
@@ -235,8 +234,8 @@ class Server:
             with self._lock:
                 self._channels.add(channel)
             if self._context is not None:
-                channel.secure(self._context, self._patience.greeting_seconds)
-            welcome(channel, self._token, self._patience.greeting_seconds)
+                channel.secure(self._context, self._timeouts.greeting_seconds)
+            welcome(channel, self._token, self._timeouts.greeting_seconds)
             with self._lock:
                 self._greeting -= 1
             greeting = False
@@ -270,9 +269,9 @@ class Server:
 
     def _leave(self) -> None:
         with self._lock:
-            if self._left is not None:
-                self._left -= 1
-                if self._left <= 0:
+            if self._remaining_sessions is not None:
+                self._remaining_sessions -= 1
+                if self._remaining_sessions <= 0:
                     self._ended.set()
 
     def _session(self, channel: Channel) -> bool:
@@ -290,7 +289,7 @@ class Server:
             if isinstance(environment, ProcessConnection):
                 environment.forgive()
             service = Service(environment, self._schema)
-            return _Session(channel, service, self._described, self._patience).run()
+            return _Session(channel, service, self._described, self._timeouts).run()
         except (WireError, LostError):
             raise
         except Exception as error:
@@ -328,9 +327,9 @@ class Server:
 class _Session:
     """One client's use of one environment."""
 
-    def __init__(self, channel: Channel, service: Service, described: bytes, patience: Timeouts) -> None:
+    def __init__(self, channel: Channel, service: Service, described: bytes, timeouts: Timeouts) -> None:
         self._channel, self._service = channel, service
-        self._described, self._patience = described, patience
+        self._described, self._timeouts = described, timeouts
 
     def run(self) -> bool:
         """Answer requests until the client says goodbye (CLOSE).
@@ -341,7 +340,7 @@ class _Session:
         """
         channel = self._channel
         while True:
-            kind, content = channel.receive(self._patience.idle_seconds)
+            kind, content = channel.receive(self._timeouts.idle_seconds)
             if kind == wire.DESCRIBE and not content:
                 channel.send(wire.DESCRIPTION, self._described, seconds=_SEND_SECONDS)
             elif kind == wire.CLOSE and not content:

@@ -49,8 +49,8 @@ class Service:
         answer = self._environment.receive()
         single = self._schema.num_actors == 1
         self._running = int(answer.terminal == 0) if single else len(answer.parallel)
-        own = self._environment.episode_return()
-        return self._schema.pack_answer(answer, own, acted=acted > 0)
+        episode_return = self._environment.episode_return()
+        return self._schema.pack_answer(answer, episode_return, acted=acted > 0)
 
 
 def describe(environment: Connection) -> bytes:
@@ -70,7 +70,7 @@ def lost_by(content: memoryview) -> LostError:
 
 def fault(error: Exception) -> bytes:
     """Return the content of FAULT."""
-    known = isinstance(error, OperantError)
-    text = str(error) if known else f"{type(error).__name__}: {error}"
-    lines = "" if known else "".join(traceback.format_exception(error)).strip()
+    is_operants = isinstance(error, OperantError)
+    text = str(error) if is_operants else f"{type(error).__name__}: {error}"
+    lines = "" if is_operants else "".join(traceback.format_exception(error)).strip()
     return wire.pack_fault(type(error).__name__, text, lines)

@@ -80,12 +80,12 @@ class MAC:
         return code.digest()[:_TAG_BYTES]
 
 
-def frame(kind: int, content: bytes = b"", seal: MAC | None = None) -> bytes:
+def frame(kind: int, content: bytes = b"", mac: MAC | None = None) -> bytes:
     """Return the bytes of a frame."""
-    tag = b"" if seal is None else bytes(_TAG_BYTES)
+    tag = b"" if mac is None else bytes(_TAG_BYTES)
     head = _HEAD.pack(1 + len(content) + len(tag), kind)
-    if seal is not None:
-        tag = seal.tag(head, content)
+    if mac is not None:
+        tag = mac.tag(head, content)
     return b"".join((head, content, tag))
 
 
@@ -98,7 +98,7 @@ class Frames:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.seal: MAC | None = None
+        self.mac: MAC | None = None
         """Checks tags; None: frames have none yet."""
         self._buffer = bytearray(_CHUNK)
         self._begin = self._end = 0
@@ -123,7 +123,7 @@ class Frames:
 
     def _length(self) -> int:
         length = int.from_bytes(self._buffer[self._begin : self._begin + 4], "little")
-        least = 1 if self.seal is None else 1 + _TAG_BYTES
+        least = 1 if self.mac is None else 1 + _TAG_BYTES
         if not least <= length <= self.limit:
             raise WireError(f"a frame of {length} bytes, where {least} to {self.limit} may come")
         return length
@@ -143,9 +143,9 @@ class Frames:
         view = memoryview(self._buffer)[self._begin : self._begin + 4 + length]
         self._begin += 4 + length
         body = view
-        if self.seal is not None:
+        if self.mac is not None:
             body = view[:-_TAG_BYTES]
-            if not hmac.compare_digest(self.seal.tag(body), view[-_TAG_BYTES:]):
+            if not hmac.compare_digest(self.mac.tag(body), view[-_TAG_BYTES:]):
                 raise WireError("a frame with a wrong tag")
         return body[4], body[_HEAD.size :]
 
@@ -170,8 +170,7 @@ class Schema:
         if max(self.request_limit, self.answer_limit) > MOST_BYTES:
             raise SpecError(
                 f"The states of {num_actors} actor(s) take {num_actors * row} bytes, and at most "
-                f"{MOST_BYTES} can be sent. "
-                f"Make them smaller inside the environment."
+                f"{MOST_BYTES} can be sent. Make them smaller inside the environment."
             )
 
     def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:
@@ -207,7 +206,7 @@ class Schema:
         self.spaces.actions.check(actions, () if self.num_actors == 1 else (rows,))
         return actions
 
-    def pack_answer(self, answer: Answer, own: float | None, *, acted: bool) -> bytes:
+    def pack_answer(self, answer: Answer, episode_return: float | None, *, acted: bool) -> bytes:
         """Return the content of ANSWER."""
         single = self.num_actors == 1
         terminal = np.atleast_1d(np.asarray(answer.terminal, "|u1")) if acted else np.zeros(0, "|u1")
@@ -216,14 +215,18 @@ class Schema:
         lost = answer.lost.encode()[:TEXT_BYTES]
         parts = [
             _ANSWER.pack(
-                answer.seconds, math.nan if own is None else own, len(terminal), len(parallel), len(lost)
+                answer.seconds,
+                math.nan if episode_return is None else episode_return,
+                len(terminal),
+                len(parallel),
+                len(lost),
             ),
             terminal.tobytes(),
             reward.astype("<f8").tobytes(),
             parallel.tobytes(),
         ]
-        if told := 1 if single else count_rows(answer.states):
-            flat = self.spaces.observe(answer.states, () if single else (told,), values=False)
+        if observed := 1 if single else count_rows(answer.states):
+            flat = self.spaces.observe(answer.states, () if single else (observed,), values=False)
             parts.append(_pack(self.observation, flat))
         return b"".join((*parts, lost))
 
@@ -235,14 +238,14 @@ class Schema:
         """
         if len(content) < _ANSWER.size:
             raise WireError("an answer without its numbers")
-        seconds, own, n, rows, text = _ANSWER.unpack_from(content)
+        seconds, episode_return, n, rows, text = _ANSWER.unpack_from(content)
         single = self.num_actors == 1
         row = _row_bytes(self.observation)
         if n != acted or rows > self.num_actors or (single and rows != 1):
             raise WireError(f"an answer of {n} and {rows} rows for {acted} of {self.num_actors} actors")
-        left = len(content) - _ANSWER.size - 9 * n - 4 * rows - text
-        told = left // row if row else rows
-        if left < 0 or left != row * told:
+        state_bytes = len(content) - _ANSWER.size - 9 * n - 4 * rows - text
+        observed = state_bytes // row if row else rows
+        if state_bytes < 0 or state_bytes != row * observed:
             raise WireError(f"an answer of {len(content)} bytes for {n} and {rows} rows")
         at = _ANSWER.size
         terminal = np.frombuffer(content, "|u1", n, at).astype(np.int64)
@@ -250,18 +253,18 @@ class Schema:
         parallel = np.frombuffer(content, "<u4", rows, at + 9 * n).astype(np.int64)
         at += 9 * n + 4 * rows
         ended = 0 if single else int((terminal != 0).sum())
-        if told not in (rows, rows + ended):
-            raise WireError(f"{told} states of {rows} actors that go on and {ended} that ended")
-        flat = _unpack(self.observation, content[at : at + row * told], told)
+        if observed not in (rows, rows + ended):
+            raise WireError(f"{observed} states of {rows} actors that go on and {ended} that ended")
+        flat = _unpack(self.observation, content[at : at + row * observed], observed)
         first = {name: array[0] for name, array in flat.items()} if single else flat
-        states = self.spaces.unflatten(first) if told else None
-        over = bool(terminal.any()) if single else np.arange(told) >= rows
+        states = self.spaces.unflatten(first) if observed else None
+        over = bool(terminal.any()) if single else np.arange(observed) >= rows
         try:
-            if told:
-                self.spaces.observe(states, () if single else (told,), over=over)
+            if observed:
+                self.spaces.observe(states, () if single else (observed,), over=over)
         except SpaceError as error:
             raise WireError(f"states that do not fit: {error}") from None
-        finite = np.isfinite(reward).all() and math.isfinite(seconds) and not math.isinf(own)
+        finite = np.isfinite(reward).all() and math.isfinite(seconds) and not math.isinf(episode_return)
         if (terminal > 2).any() or not finite:
             raise WireError("an answer whose numbers are out of range")
         if len(set(parallel.tolist()) & set(range(self.num_actors))) != rows:
@@ -272,7 +275,7 @@ class Schema:
             answer = Answer(states, *end, None, seconds, lost)
         else:
             answer = Answer(states, terminal if n else 0, reward if n else 0.0, parallel, seconds, lost)
-        return answer, None if math.isnan(own) else own
+        return answer, None if math.isnan(episode_return) else episode_return
 
 
 def pack_seed(seed: int | None) -> bytes:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from operant.envs.env_spec import EnvSpec
-from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
-from operant.envs.vector.sync_vector import make_cell
+from operant.envs.validation_errors import Check
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.sync_vector import make_sub_env
 from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
 from operant.envs.workers.restarts import LostError, RestartPolicy
 from operant.envs.workers.shared_arrays import RESET, RESTART, STEP, SharedArrays
@@ -147,8 +148,8 @@ class AsyncVectorEnv(VectorEnv):
     @functools.cached_property
     def codec(self) -> Codec | None:
         """The codec of one more environment, made for this: those in the workers cannot be asked."""
-        with contextlib.closing(make_cell(self._source)) as cell:
-            return cell.codec
+        with contextlib.closing(make_sub_env(self._source)) as env:
+            return env.codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""

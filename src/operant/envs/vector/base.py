@@ -11,14 +11,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from operant.errors import UsageError, whole
+from operant.errors import EnvironmentError, UsageError, whole
 from operant.spec.spaces import Codec, Spaces
 
-Check: TypeAlias = Literal["first", "always", "never"]
 Flat: TypeAlias = dict[str, np.ndarray]
 
 
@@ -119,6 +118,11 @@ class VectorEnv(abc.ABC):
         if not self._is_open:
             raise self._unusable()
         whole("seed", seed, 0, optional=True)
+
+    def _raise_first(self, fault: tuple[int, str] | None) -> None:
+        """Raise a fault, if there is one: an environment's index and what is wrong with its answer."""
+        if fault is not None:
+            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
 
     def _unusable(self) -> UsageError:
         if not self._is_open:

@@ -10,20 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from operant.envs.environment import Environment
+from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
-from operant.envs.validation_errors import (
-    isfinite,
-    look,
-    look_at_masks,
-    nonfinite,
-    raised_at,
-    state_label,
-    vdot,
-)
-from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.validation_errors import Check, ObservationValidator, finite_error, raised_at
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
 
@@ -63,10 +55,7 @@ class GymnasiumVector(VectorEnv):
             vector.single_observation_space, vector.single_action_space, frames=frames
         )
         self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
-        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
-        self._watched = floats if check == "always" else []
-        self._masked = check == "always" and bool(self.spaces.masks)
-        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._validator = ObservationValidator(self.spaces, check)
         self._copy = copy
         self._infos = InfoCollector(info_keywords, self.num_envs)
 
@@ -96,8 +85,7 @@ class GymnasiumVector(VectorEnv):
             terminated, truncated = terminated & goes_on, truncated & goes_on
         self._ended = terminated | truncated
         flat = self._read(observation, "step", (terminated, truncated))
-        if not isfinite(vdot(reward, reward)):
-            self._refuse(nonfinite("reward", reward))
+        self._raise_first(finite_error("reward", reward))
         self.infos = self._read_infos(info)
         return VectorStep(flat, reward, terminated, truncated)
 
@@ -117,13 +105,13 @@ class GymnasiumVector(VectorEnv):
         A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of
         dicts.
         """
-        found = self._infos.blank()
-        for i in np.flatnonzero(self._ended).tolist() if found else ():
+        values = self._infos.blank()
+        for i in np.flatnonzero(self._ended).tolist() if values else ():
             try:
-                self._infos.note(found, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
+                self._infos.note(values, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
             except EnvironmentError as error:
-                self._refuse((i, str(error)))
-        return found
+                self._raise_first((i, str(error)))
+        return values
 
     def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
         """Return the info of one environment, dicts in it included."""
@@ -151,82 +139,27 @@ class GymnasiumVector(VectorEnv):
             raise EnvironmentError(f"The vector of {self.name!r} in {call}: {fault}") from error
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
-        if call in self._unchecked or self._masked:
-            over = np.logical_or(*ended) if ended else None
-            self._refuse((look if call in self._unchecked else look_at_masks)(self.spaces, flat, over))
-            self._unchecked.discard(call)
-        for key in self._watched:
-            value = flat[key]
-            if not isfinite(vdot(value, value)):
-                self._refuse(nonfinite(state_label(self.spaces, key), value))
+        self._raise_first(self._validator.error(flat, call, ended))
         return flat
 
-    def _refuse(self, fault: tuple[int, str] | None) -> None:
-        if fault is not None:
-            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
 
-
-class NativeVector(VectorEnv):
-    """JAX-native environments, stepped from the host."""
-
-    mode = "jax"
-    why = "it is compiled by JAX"
-
-    def __init__(self, env: Any, num_envs: int, name: str) -> None:
-        from operant.envs.native.native_env import NativeHostVector
-
-        self._vector = NativeHostVector(env, num_envs)
-        self.num_envs = num_envs
-        self.spaces = env.spaces
-        self.name = name
-        self.max_episode_timesteps = env.max_episode_timesteps
-
-    def reset(self, seed: int | None = None) -> Flat:
-        """Begin an episode everywhere."""
-        self._check_reset(seed)
-        self._is_reset = True
-        observation = self._vector.reset(seed)
-        self._look(observation)
-        return observation
-
-    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
-        """Take one action everywhere."""
-        if not (self._is_open and self._is_reset):
-            raise self._unusable()
-        step = VectorStep(*self._vector.step(self.spaces.actions.clip(actions)))
-        self._look(step.observation, nonfinite("reward", step.reward))
-        return step
-
-    def _look(self, observation: Flat, fault: tuple[int, str] | None = None) -> None:
-        """Raise the given fault, if there is one, or that of an observation that is not finite."""
-        for key in self.spaces.states.components:
-            fault = fault or nonfinite(state_label(self.spaces, key), observation[key])
-        if fault is not None:
-            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
-
-    def close(self) -> None:
-        """Forget the environments' states."""
-        self._is_open = False
-        self._vector.close()
-
-
-def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
+def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> VectorEnv:
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
 
     Raises:
         SpecError, EnvironmentError: it breaks the protocol (see `operant.envs.native.validate`).
     """
+    from operant.envs.native.native_env import TimeLimit
+    from operant.envs.native.native_vector import NativeVector
     from operant.envs.native.validate import accepted
 
     env = accepted(env, name)
     if limit is not None:
-        from operant.envs.native.native_env import TimeLimit
-
         env = TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
     return NativeVector(env, num_envs, name)
 
 
-class SingleEnv(Environment):
+class SingleEnv(SpacesEnv):
     """A vector of one as `Environment`."""
 
     def __init__(self, vector: VectorEnv) -> None:
@@ -237,14 +170,6 @@ class SingleEnv(Environment):
             for name, leaf in vector.spaces.actions.components.items()
         }
         self._ended = False
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the vector's time limit."""

@@ -18,11 +18,12 @@ from operant.envs.gymnasium.games import Games
 from operant.envs.gymnasium.infos import keywords_of, refusal
 from operant.envs.remote.remote_env import RemoteEnv
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
+from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
-from operant.envs.vector.base import Check, VectorEnv
+from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import GymnasiumVector
-from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
+from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.spec.runtime import processors
 
@@ -116,42 +117,41 @@ def create(
         "arguments": {**kwargs, **(env_kwargs or {})},
     }
     if isinstance(environment, VectorEnv):
-        asked = {
+        requested = {
             **options,
             "mode": mode,
             "clip_rewards": clip_rewards and not games_only,
             "episodic_life": episodic_life and not games_only,
             "info_keywords": reads.info_keywords,
         }
-        return _as_it_is(environment, num_envs, asked)
+        return _as_it_is(environment, num_envs, requested)
     if isinstance(environment, list | tuple):
         if not environment:
             raise value_error("environment", "a list of at least one environment", environment)
         sources = [resolve(one, **options) for one in environment]
         expect_count("num_envs", num_envs, len(sources), "the list")
         refuse_same(sources)
-        own: VectorEnv | str = "environments were given one by one"
+        native_vector: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
         num_envs = expect_count("num_envs", num_envs, *_fixed_count(source))
-        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
+        sources, native_vector = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
     refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
     workers = (num_workers, timeout_seconds, max_restarts)
-    here = "" if reward_shaping is None else "reward_shaping runs in this process"
+    obstacle = "" if reward_shaping is None else "reward_shaping runs in this process"
     lives = episodic_life and any(
         atari.has_lives(each) for each in sources if preprocessing.is_asked(each.arguments) or not games_only
     )
     if lives:
-        here = f"{own}; {LIVES_HERE}"
-    vector = _made(sources, own, mode, reads, here, workers)
+        obstacle = f"{native_vector}; {LIVES_HERE}"
+    vector = _make(sources, native_vector, mode, reads, obstacle, workers)
     if not (clip_rewards or episodic_life) or (games_only and not vector.preprocessed):
         return vector
     if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
         vector.close()
         raise SpecError(
             "The lives of games in worker processes are not known. Leave mode (of a run: vector, --vector) "
-            "at 'auto', or give "
-            "episodic_life=False (--no-episodic-life)."
+            "at 'auto', or give episodic_life=False (--no-episodic-life)."
         )
     return Games(vector, clip_rewards=clip_rewards, episodic_life=episodic_life)
 
@@ -167,16 +167,15 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
         if isinstance(env, ValidatedEnv) and isinstance(env.environment, RemoteEnv):
             raise SpecError(
                 "info_keywords is not for remote environments, whose info stays where they are: "
-                f"{env.name!r} is one. "
-                f"Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an id or a class with "
-                "vector='processes'."
+                f"{env.name!r} is one. Received: info_keywords={tuple(keywords)!r}. Leave it out, or give an "
+                "id or a class with vector='processes'."
             )
 
 
-def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any]) -> VectorEnv:
+def _as_it_is(vector: VectorEnv, num_envs: int | None, requested: Mapping[str, Any]) -> VectorEnv:
     """Return a vector that `create` made before, if nothing about it is to change."""
     expect_count("num_envs", num_envs, vector.num_envs, "the vector")
-    for name, value in asked.items():
+    for name, value in requested.items():
         if value and value != "auto":
             raise UsageError(
                 f"{vector.name!r} is a vector already. Received: {name}={value!r}. Give {name} where the "
@@ -185,29 +184,29 @@ def _as_it_is(vector: VectorEnv, num_envs: int | None, asked: Mapping[str, Any])
     return vector
 
 
-def _made(
+def _make(
     sources: Sequence[EnvSpec],
-    own: VectorEnv | str,
+    native_vector: VectorEnv | str,
     mode: Mode,
     reads: _Reads,
-    here: str,
+    obstacle: str,
     workers: tuple[int | None, float, int],
 ) -> VectorEnv:
     """Return the environment's own vectorised form, or make a vector in the given mode.
 
-    `own` is that form, or why there is none; `here` is why the environments must run in this process, or
-    empty.
+    `native_vector` is that form, or why there is none; `obstacle` is why the environments must run
+    in this process, or empty.
     """
-    if isinstance(own, VectorEnv):
-        return own
+    if isinstance(native_vector, VectorEnv):
+        return native_vector
     if mode == "native-vector":
-        raise SpecError(f"mode='native-vector' is not available: {own}. Leave mode at 'auto'.")
+        raise SpecError(f"mode='native-vector' is not available: {native_vector}. Leave mode at 'auto'.")
     if mode == "processes":
         return _processes(sources, reads, "it was asked for", workers)
-    if mode == "auto" and not here:
-        return _measured(sources, reads, own, workers)
+    if mode == "auto" and not obstacle:
+        return _measured(sources, reads, native_vector, workers)
     vector = _in_process(sources, reads)
-    vector.why = "it was asked for" if mode == "in-process" else here
+    vector.why = "it was asked for" if mode == "in-process" else obstacle
     return vector
 
 
@@ -241,10 +240,10 @@ def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVecto
     if preprocessing.is_asked(source.arguments):
         return atari.own_vector(source, num_envs, reads.check, reads.info_keywords)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
-    made = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
-    if isinstance(made, str):
-        return made
-    vector, limit = made
+    result = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
+    if isinstance(result, str):
+        return result
+    vector, limit = result
     wrapped = GymnasiumVector(vector, source.name, limit, reads.check, info_keywords=reads.info_keywords)
     wrapped.why = "Gymnasium has a vectorised form of it"
     return wrapped
@@ -253,8 +252,8 @@ def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVecto
 def _has_vectorised(source: EnvSpec) -> bool:
     """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
     spec = source.target
-    own = isinstance(spec, GymnasiumSpec) and spec.vector_entry_point is not None
-    return own and not preprocessing.is_asked(source.arguments)
+    native_vector = isinstance(spec, GymnasiumSpec) and spec.vector_entry_point is not None
+    return native_vector and not preprocessing.is_asked(source.arguments)
 
 
 def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
@@ -296,8 +295,8 @@ def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
 
 
 def _in_process(sources: Sequence[EnvSpec], reads: _Reads, count: int | None = None) -> SyncVectorEnv:
-    cells = [make_cell(source) for source in sources[:count]]
-    return SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+    envs = [make_sub_env(source, reads.check) for source in sources[:count]]
+    return SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
 
 
 def _processes(
@@ -333,8 +332,8 @@ def _measured(
                     sources, reads, f"{measured}, above the {limit} from which processes pay", settings
                 )
             reason = f"{measured}, but {obstacle}"
-    cells = probe.cells + [make_cell(source) for source in sources[1:]]
-    vector = SyncVectorEnv(cells, sources[0].name, reads.check, info_keywords=reads.info_keywords)
+    envs = probe.envs + [make_sub_env(source, reads.check) for source in sources[1:]]
+    vector = SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector
 
@@ -367,28 +366,28 @@ def step_seconds(vector: VectorEnv) -> float:
     return float(np.median(times[1:]))
 
 
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        hint = suggest(value, known, listed=False) if isinstance(value, str) else ""
-        raise value_error(name, f"one of {', '.join(map(repr, known))}", value, hint.strip())
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        hint = suggest(value, allowed, listed=False) if isinstance(value, str) else ""
+        raise value_error(name, f"one of {', '.join(map(repr, allowed))}", value, hint.strip())
 
 
-def expect_count(argument: str, asked: int | None, there: int | None, what: str) -> int:
+def expect_count(argument: str, requested: int | None, fixed: int | None, what: str) -> int:
     """Return how many environments there are to be.
 
     Args:
         argument: name of the argument, for the message.
-        asked: how many are asked for; None: as many as there are, or one.
-        there: how many there are; None: as many as are asked for.
+        requested: how many are asked for; None: as many as there are, or one.
+        fixed: how many there are; None: as many as are asked for.
         what: what fixes that, for the message.
 
     Raises:
         SpecError: another number is asked for.
     """
-    asked = whole(argument, asked, optional=True)
-    if asked is None:
-        return 1 if there is None else there
-    if there is not None and asked != there:
+    requested = whole(argument, requested, optional=True)
+    if requested is None:
+        return 1 if fixed is None else fixed
+    if fixed is not None and requested != fixed:
         remedy = "Leave it out, or give an id or a class." if what != "the list" else "Leave it out."
-        raise value_error(argument, f"{there}, as many as {what} has", asked, remedy)
-    return asked
+        raise value_error(argument, f"{fixed}, as many as {what} has", requested, remedy)
+    return requested

@@ -15,17 +15,13 @@ from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.gymnasium.preprocessing import within
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
-    isfinite,
-    look,
-    look_at_masks,
-    nonfinite,
+    Check,
+    ObservationValidator,
+    finite_error,
     raise_of_handler,
     raised_at,
-    state_label,
-    value_faults,
-    vdot,
 )
-from operant.envs.vector.base import Check, Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spec.spaces import Codec, Spaces
 
@@ -48,71 +44,14 @@ class SubEnv(Protocol):
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
 
-    def reset(self, seed: int | None, full: bool) -> Flat:
-        """Begin an episode; with `full`, check the answer in full."""
+    def reset(self, seed: int | None) -> Flat:
+        """Begin an episode."""
 
-    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+    def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         """Take an action: observation, reward, terminated, truncated."""
 
     def close(self) -> None:
         """Close the environment."""
-
-
-class GymnasiumSubEnv:
-    """An environment of Gymnasium."""
-
-    lost = False
-
-    def __init__(self, env: Any, limit: int | None) -> None:
-        self.env = env
-        self.limit = limit
-        self.info: Mapping[str, Any] = {}
-        self.spaces, self._codec = adapter.spaces_of(env)
-        self.codec: Codec | None = self._codec
-        self._encode = self._codec.observation.encode
-        self._step = env.step
-        self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
-
-    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
-        """Return what `N` environments take."""
-        if self._composite:
-            return [self._codec.decode_one(actions, i) for i in range(n)]
-        return self._codec.decode(actions, True)
-
-    def reset(self, seed: int | None, full: bool) -> Flat:
-        """Begin an episode."""
-        observation = adapter.begin(self.env, seed)
-        if full:
-            self._look(observation)
-        return self._read(observation)
-
-    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
-        """Take an action."""
-        if full:
-            return self._full_step(action)
-        observation, reward, terminated, truncated, self.info = self._step(action)
-        return self._read(observation), reward, terminated, truncated
-
-    def _full_step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        answer = self._step(action)
-        adapter.check_step(answer)
-        observation, reward, terminated, truncated, self.info = answer
-        self._look(observation)
-        return self._read(observation), reward, bool(terminated), bool(truncated)
-
-    def _read(self, observation: Any) -> Flat:
-        try:
-            return self._encode(observation, False)
-        except adapter.UNREADABLE as error:
-            raise EnvironmentError(adapter.misfit(self.env.observation_space, observation, error)) from error
-
-    def _look(self, observation: Any) -> None:
-        for fault in value_faults(self.env.observation_space, observation):
-            raise EnvironmentError(f"{fault} {adapter.MISFIT}")
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
 
 
 class EnvironmentSubEnv:
@@ -150,16 +89,16 @@ class EnvironmentSubEnv:
         # Copies: environments may write to them.
         return [space.unflatten({name: value[i].copy() for name, value in clipped.items()}) for i in range(n)]
 
-    def reset(self, seed: int | None, full: bool) -> Flat:
+    def reset(self, seed: int | None) -> Flat:
         """Begin an episode."""
-        return self.spaces.observe(self.env.reset(seed=seed), (), values=full)
+        return self.spaces.observe(self.env.reset(seed=seed), (), values=False)
 
-    def step(self, action: Any, full: bool) -> tuple[Flat, float, bool, bool]:
+    def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
         before = self._restarts
         states, terminal, reward = self.env.execute(action)
         self.lost = self._restarts != before
-        flat = self.spaces.observe(states, (), values=full, over=bool(terminal))
+        flat = self.spaces.observe(states, (), values=False)
         return flat, reward, terminal == 1, terminal == 2
 
     def close(self) -> None:
@@ -167,15 +106,16 @@ class EnvironmentSubEnv:
         self.env.close()
 
 
-def make_cell(source: EnvSpec) -> SubEnv:
+def make_sub_env(source: EnvSpec, check: Check = "always") -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
-        made = source.make()
-        if isinstance(made, gymnasium.Env):
-            known = source.own_limit()
-            own = (made.spec.max_episode_steps if made.spec else None) if known is None else known
-            return GymnasiumSubEnv(made, smaller_limit(source.max_episode_timesteps, own, source.name))
-        return EnvironmentSubEnv(source.create(made))
+        environment = source.make()
+        if isinstance(environment, gymnasium.Env):
+            limit = source.own_limit()
+            limit = adapter.own_limit(environment) if limit is None else limit
+            limit = smaller_limit(source.max_episode_timesteps, limit, source.name)
+            return adapter.GymnasiumSubEnv(environment, limit, check)
+        return EnvironmentSubEnv(source.create(environment))
     return EnvironmentSubEnv(source.create())
 
 
@@ -183,7 +123,7 @@ class SyncVectorEnv(VectorEnv):
     """Environments stepped one after the other.
 
     Args:
-        cells: the environments.
+        envs: the environments.
         name: for messages.
         check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         offset: number of the first environment: seeds and messages count from it.
@@ -197,39 +137,35 @@ class SyncVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        cells: Sequence[SubEnv],
+        envs: Sequence[SubEnv],
         name: str,
         check: Check = "always",
         offset: int = 0,
         info_keywords: Sequence[str] = (),
     ) -> None:
-        self.cells = list(cells)
-        self.num_envs = len(self.cells)
-        self.spaces = self.cells[0].spaces
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.spaces = self.envs[0].spaces
         self.name = name
-        for i, cell in enumerate(self.cells):
-            if cell.spaces != self.spaces:
+        for i, env in enumerate(self.envs):
+            if env.spaces != self.spaces:
                 raise UsageError(
                     f"All environments of a vector must have the same spaces. Environment {i} has "
-                    f"{cell.spaces}, "
-                    f"environment 0 has {self.spaces}."
+                    f"{env.spaces}, environment 0 has {self.spaces}."
                 )
-        limits = [cell.limit for cell in self.cells]
-        known = [limit for limit in limits if limit is not None]
-        self.max_episode_timesteps = max(known) if len(known) == len(limits) else None
+        limits = [env.limit for env in self.envs]
+        finite_limits = [limit for limit in limits if limit is not None]
+        self.max_episode_timesteps = max(finite_limits) if len(finite_limits) == len(limits) else None
         self._limits = [inf if limit is None else limit for limit in limits]
         self._offset = offset
-        self._unchecked = set() if check == "never" else {"reset", "step"}
+        self._validator = ObservationValidator(self.spaces, check)
         self._empty = {
             key: ((self.num_envs, *leaf.shape), leaf.storage)
             for key, leaf in self.spaces.observation_components.items()
         }
-        floats = [key for key, leaf in self.spaces.states.components.items() if leaf.storage.kind == "f"]
-        self._watched = floats if check == "always" else []
-        self._masked = check == "always" and bool(self.spaces.masks)
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
-        games = [within(getattr(cell, "env", None)) for cell in self.cells]
+        games = [within(getattr(env, "env", None)) for env in self.envs]
         self.preprocessed = None not in games
         self.has_lives = any(game.has_lives for game in games if game is not None)
         self._infos = InfoCollector(info_keywords, self.num_envs)
@@ -237,24 +173,22 @@ class SyncVectorEnv(VectorEnv):
     @property
     def codec(self) -> Codec | None:
         """That of the first environment."""
-        return self.cells[0].codec
+        return self.envs[0].codec
 
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere."""
         self._check_reset(seed)
-        full = "reset" in self._unchecked
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
-        for i, cell in enumerate(self.cells):
+        for i, env in enumerate(self.envs):
             try:
-                flat = cell.reset(None if seed is None else seed_of(seed, self._offset + i), full)
+                flat = env.reset(None if seed is None else seed_of(seed, self._offset + i))
                 for key, into in observation.items():
                     into[i] = flat[key]
             except (Exception, SystemExit) as error:
-                raise self._fault(i, error, "reset") from error
+                raise self._error(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset, self.lost = True, None
-        self._unchecked.discard("reset")
-        self._look(observation, full)
+        self._raise_first(self._validator.error(observation, "reset"))
         return observation
 
     def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
@@ -267,62 +201,51 @@ class SyncVectorEnv(VectorEnv):
         """Take one action everywhere."""
         if not (self._is_open and self._is_reset):
             raise self._unusable()
-        full = "step" in self._unchecked
         n, ended, steps, limits = self.num_envs, self._ended, self._steps, self._limits
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        chosen = self.cells[0].native_actions(actions, n)
+        chosen = self.envs[0].native_actions(actions, n)
         infos, self.lost = self._infos.blank(), None
-        for i, cell in enumerate(self.cells):
+        for i, env in enumerate(self.envs):
             begins = ended[i]
             try:
                 if begins:
-                    flat = cell.reset(None, False)
+                    flat = env.reset(None)
                     steps[i], ended[i] = 0, False
                 else:
                     steps[i] += 1  # before the call: messages of its errors name this step
-                    flat, given, over, cut = cell.step(chosen[i], full)
-                    if given is None:  # an array would hold NaN
-                        raise EnvironmentError(adapter.no_number(given))
-                    reward[i] = given
-                    if cell.lost:
+                    flat, reward[i], over, cut = env.step(chosen[i])
+                    if env.lost:
                         self.lost = np.zeros(n, np.bool_) if self.lost is None else self.lost
                         self.lost[i] = True
                     if over or cut or steps[i] >= limits[i]:
                         ended[i], terminated[i], truncated[i] = True, over, not over
                         if infos:
-                            self._infos.note(infos, i, cell.info)
+                            self._infos.note(infos, i, env.info)
                 for key, into in observation.items():
                     into[i] = flat[key]
             except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
-                raise self._fault(i, error, "reset" if begins else "step") from error
-        self._unchecked.discard("step")
+                raise self._error(i, error, "reset" if begins else "step") from error
         self.infos = infos
-        fault = None if isfinite(vdot(reward, reward)) else nonfinite("reward", reward)
-        if fault is not None:
-            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
-        self._look(observation, full, terminated | truncated if full or self._masked else None)
+        self._raise_first(
+            finite_error("reward", reward)
+            or self._validator.error(observation, "step", (terminated, truncated))
+        )
         return VectorStep(observation, reward, terminated, truncated)
 
     def close(self) -> None:
         """Close the environments."""
         if self._is_open:
             self._is_open = False
-            for cell in self.cells:
-                cell.close()
+            for env in self.envs:
+                env.close()
 
-    def _look(self, observation: Flat, full: bool, over: np.ndarray | None = None) -> None:
-        fault = look(self.spaces, observation, over) if full else None
-        if self._masked and not full:
-            fault = look_at_masks(self.spaces, observation, over)
-        for key in self._watched:
-            value = observation[key]
-            if not isfinite(vdot(value, value)):
-                fault = fault or nonfinite(state_label(self.spaces, key), value)
+    def _raise_first(self, fault: tuple[int, str] | None) -> None:
+        """Raise the first fault of a step, if there is one."""
         if fault is not None:
-            raise self._fault(fault[0], EnvironmentError(fault[1]), "step")
+            raise self._error(fault[0], EnvironmentError(fault[1]), "step")
 
-    def _fault(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
+    def _error(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
         raise_of_handler(error)
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvironmentError):

@@ -239,9 +239,8 @@ def _main_program(literals: Sequence[str]) -> tuple[str, str] | None:
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
         raise SpecError(
-            "An environment class of an interactive session cannot be sent to worker processes. Define it "
-            "in a module, "
-            f"or run it in this process: {HERE}."
+            "An environment class of an interactive session cannot be sent to worker processes. Define it in "
+            f"a module, or run it in this process: {HERE}."
         )
     if spec is not None and spec.name != "__main__":
         return "module", spec.name

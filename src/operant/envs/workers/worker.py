@@ -26,8 +26,8 @@ import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
-from operant.envs.validation_errors import look, raise_of_handler
-from operant.envs.vector.sync_vector import SyncVectorEnv, make_cell
+from operant.envs.validation_errors import ObservationValidator, raise_of_handler
+from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import EnvironmentError, OperantError, SpaceError
 from operant.spec.spaces import Spaces
@@ -56,11 +56,10 @@ class VectorTask:
     """A share of a vector's environments, stepped one after the other."""
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
-        cells = [make_cell(EnvSpec.from_literal(literal)) for literal in begin["sources"]]
+        sources = [EnvSpec.from_literal(literal) for literal in begin["sources"]]
+        envs = [make_sub_env(source, begin["check"]) for source in sources]
         self.info_keywords: Sequence[str] = begin["info_keywords"]
-        self._vector = SyncVectorEnv(
-            cells, begin["name"], begin["check"], begin["offset"], self.info_keywords
-        )
+        self._vector = SyncVectorEnv(envs, begin["name"], begin["check"], begin["offset"], self.info_keywords)
         self.spaces = self._vector.spaces
         self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
         self.close = self._vector.close
@@ -96,6 +95,7 @@ class EnvironmentTask:
         (literal,) = begin["sources"]
         self._env = EnvSpec.from_literal(literal).create()
         self.spaces, self._actors = self._env.spaces, self._env.num_actors()
+        self._validator = ObservationValidator(self.spaces)
         self._running = 0
         self.close = self._env.close
         self._is_flat = self._env.is_flat
@@ -109,10 +109,11 @@ class EnvironmentTask:
         fields = memory.fields
         acted: int = self._running if message == STEP else 0
         if message == STEP and self._is_flat:
-            running: Sequence[int] = self._step_flat(memory)
+            running, n = self._step_flat(memory), 1
         else:
             running, states = self._step(memory) if message == STEP else self._reset(message, memory)
-            self._write(states, len(running), memory)
+            n = self._write(states, memory)
+        self._validate(memory, n, len(running), "step" if message == STEP else "reset")
         episode_return = self._env.episode_return()
         fields["return"][0] = math.nan if episode_return is None else episode_return
         fields["acted"][0], fields["running"][0] = acted, len(running)
@@ -149,23 +150,31 @@ class EnvironmentTask:
         fields["terminal"][0], fields["reward"][0] = terminal, reward
         for name, array in memory.observation.items():
             array[0] = states[name]
-        over = np.array([terminal != 0])
-        if (fault := look(self.spaces, memory.observation, over)) is not None:
-            raise self._misfit(fault[1])
         return (0,) if terminal == 0 else ()
 
-    def _write(self, states: Any, running: int, memory: SharedArrays) -> None:
+    def _write(self, states: Any, memory: SharedArrays) -> int:
+        """Write states to the memory; return of how many actors they are."""
         single = self._actors == 1
         n = 1 if single else rows(states)
         memory.fields["observed"][0] = n
-        if not n:
-            return
-        try:
-            flat = self.spaces.observe(states, () if single else (n,), over=np.arange(n) >= running)
-        except SpaceError as error:
-            raise self._misfit(error) from None
-        for name, array in memory.observation.items():
-            array[:n] = flat[name]
+        if n:
+            try:
+                flat = self.spaces.observe(states, () if single else (n,), values=False)
+            except SpaceError as error:
+                raise self._misfit(error) from None
+            for name, array in memory.observation.items():
+                array[:n] = flat[name]
+        return n
+
+    def _validate(self, memory: SharedArrays, n: int, running: int, call: str) -> None:
+        """Validate the first `n` rows of states; of those behind the first `running` the episode is over."""
+        observation = memory.observation
+        if self._actors > 1:
+            observation = {name: array[:n] for name, array in observation.items()}
+        over = np.arange(n) >= running
+        error = self._validator.error(observation, call, (over, over)) if n else None
+        if error is not None:
+            raise self._misfit(error[1])
 
     def _misfit(self, error: object) -> EnvironmentError:
         return EnvironmentError(f"{self._env.name!r} returned states that do not fit: {error}")

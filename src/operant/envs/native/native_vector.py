@@ -1,0 +1,116 @@
+"""JAX-native environments as a vector, stepped from the host, with the numbers of `native_env.start` and
+`step`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from operant.envs.native import native_env
+from operant.envs.native.native_env import NativeActors, NativeEnv, NativeStep
+from operant.envs.validation_errors import ObservationValidator, finite_error
+from operant.envs.vector.base import Flat, VectorEnv, VectorStep
+from operant.errors import SpaceError, whole
+from operant.types import Key, Tree
+
+_NEXT_RUN = 2
+"""Address of the key of the next stream; `native_env` has the smaller ones."""
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _start(env: NativeEnv, key: Key, n: int) -> NativeActors:
+    return native_env.start(env, key, n)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(env: NativeEnv, actors: NativeActors, actions: Tree, key: Key) -> tuple[NativeActors, NativeStep]:
+    return native_env.step(env, actors, actions, key)
+
+
+class NativeVector(VectorEnv):
+    """`num_envs` native environments as a vector on the host. Arrays that it returns are read-only views.
+
+    Args:
+        env: the environment.
+        num_envs: how many run side by side.
+        name: for messages.
+        key: typed key of the stream, used until `reset` is given a seed; None: the key of seed 0.
+    """
+
+    mode = "jax"
+    why = "it is compiled by JAX"
+
+    def __init__(self, env: NativeEnv, num_envs: int, name: str = "", key: Key | None = None) -> None:
+        self.env = env
+        self.num_envs = whole("num_envs", num_envs)
+        self.spaces = env.spaces
+        self.name = name
+        self.max_episode_timesteps = env.max_episode_timesteps
+        self._key = jax.random.key(0) if key is None else key
+        self._actors: NativeActors | None = None
+        self._validator = ObservationValidator(self.spaces)
+
+    def reset(self, seed: int | None = None) -> Flat:
+        """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
+
+        Args:
+            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX
+                would cut to 32 bits, that of a key of its own. None begins the stream of the key given at
+                construction, and at later calls a new one.
+        """
+        self._check_reset(seed)
+        if seed is not None:
+            self._key = _key_of(seed)
+        elif self._actors is not None:
+            self._key = jax.random.fold_in(self._key, _NEXT_RUN)
+        self._actors = _start(self.env, self._key, self.num_envs)
+        self._is_reset = True
+        observation: Flat = jax.device_get(self._actors.observation)
+        self._raise_first(self._validator.error(observation, "reset"))
+        return observation
+
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
+        """Take one action everywhere; environments whose last row ended an episode are reset instead."""
+        if not (self._is_open and self._is_reset):
+            raise self._unusable()
+        chosen = self.spaces.actions.clip(self._checked(actions))
+        self._actors, row = _step(self.env, self._actors, chosen, self._key)
+        step = VectorStep(*jax.device_get(row))
+        self._raise_first(
+            finite_error("reward", step.reward)
+            or self._validator.error(step.observation, "step", (step.terminated, step.truncated))
+        )
+        return step
+
+    def close(self) -> None:
+        """Forget the environments' states."""
+        self._is_open = False
+        self._actors = None
+
+    def _checked(self, actions: Mapping[str, np.ndarray]) -> Flat:
+        leaves = self.spaces.actions.components
+        if set(actions) != set(leaves):
+            raise SpaceError(
+                f"actions must have the components {sorted(leaves)}. Received the components: "
+                f"{sorted(actions)}."
+            )
+        arrays = {name: np.asarray(actions[name], leaf.storage) for name, leaf in leaves.items()}
+        for name, array in arrays.items():
+            shape = (self.num_envs, *leaves[name].shape)
+            if array.shape != shape:
+                raise SpaceError(
+                    f"The action {name!r} of {self.num_envs} actors must have the shape {shape}. Received the "
+                    f"shape: {array.shape}."
+                )
+        return arrays
+
+
+def _key_of(seed: int) -> Key:
+    if seed < 2**31:
+        return jax.random.key(seed)
+    high, low = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
+    return jax.random.fold_in(jax.random.key(low), high)
