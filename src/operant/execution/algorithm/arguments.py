@@ -92,9 +92,7 @@ def split(
     config = config_class(agent)
     names = known | words(config)
     for name in arguments.keys() - names - {"buffers"}:
-        raise SpecError(
-            f"{AGENTS[agent].cls} takes no argument {name!r}.{_meant(agent, name, arguments, n_envs)}"
-        )
+        raise SpecError(f"{agent} takes no argument {name!r}.{_meant(agent, name, arguments, n_envs)}")
     return (
         {name: value for name, value in arguments.items() if name in known},
         {name: value for name, value in arguments.items() if name not in known},
