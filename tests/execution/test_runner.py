@@ -17,7 +17,7 @@ from operant.envs.connection import LocalConnection
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces
-from operant.execution.runner import fast_path
+from operant.execution.runner import fast_path, interaction
 from operant.execution.runner.bar import Bar
 
 NET = [{"type": "dense", "size": 8}]
@@ -454,6 +454,7 @@ def test_a_request_to_terminate_ends_the_run_and_then_the_program(environment, m
     else:  # of blocks of a driver
         manner = {"num_updates": 10**9, "batch_agent_calls": True}
         monkeypatch.setattr(fast_path, "show", ask)
+        monkeypatch.setattr(interaction, "show", ask)
     with pytest.raises(SystemExit) as ended, runner:
         runner.run(**manner, **QUIET)
     assert ended.value.code == 143 and 0 < runner.timesteps < 10**5
