@@ -19,6 +19,7 @@ from operant.execution.algorithm.trainer import trainer
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training.drivers.device import DeviceDriver
+from operant.training.reproduce import reproduce
 from operant.training.train import ExperimentConfig, opened, resumed, resuming, train
 
 
