@@ -7,7 +7,7 @@ import pytest
 from operant.cli import main
 from operant.ops import losses
 
-LIMIT = 19
+LIMIT = 15
 """Most frames of the package from `operant train ppo` to the loss, both included."""
 DRIVEN = 8
 """Most of them above the algorithm, down to the driver's compiled block."""
