@@ -44,7 +44,8 @@ class Minibatch:
     @property
     def key(self) -> Any:
         """A key of its own; None unless passes are `noisy`."""
-        return jax.random.wrap_key_data(self.words, impl=self.impl) if self.words != () else None
+        noisy = not isinstance(self.words, tuple)
+        return jax.random.wrap_key_data(self.words, impl=self.impl) if noisy else None
 
 
 def key_of_step(keys: Key) -> Callable[[Array | int], Key]:
