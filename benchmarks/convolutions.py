@@ -75,7 +75,7 @@ def update(agent: str, **options: Any) -> Callable[[], Any]:
     block = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), learner.block_shape(8))
     observation = {k: generator.normal(size=x.shape).astype(x.dtype) for k, x in block.observation.items()}
     block = block._replace(observation=observation, valid=np.ones_like(block.valid))
-    call = jax.jit(learner.absorb)
+    call = jax.jit(learner.update)
     key = jax.random.key(1)
     return lambda: jax.block_until_ready(call(train, block, key)[0].state)
 

@@ -122,7 +122,7 @@ def shake(agent):
 def interface(agent):
     """Return what an exported policy takes and gives: of the internals those on which actions depend."""
     initial = agent.initial_internals() or {}
-    heeded = zip(initial.items(), agent.learner.heeded, strict=True)
+    heeded = zip(initial.items(), agent.learner.relevant_carry, strict=True)
     return Interface(agent.spaces, dict(item for item, heeds in heeded if heeds))
 
 

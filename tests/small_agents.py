@@ -301,7 +301,7 @@ class Compiled(NamedTuple):
 
 def absorb(made: Learner, train: TrainState, block: Rollout) -> tuple[TrainState, Metrics]:
     """Learn from a block under the key of the run's next update."""
-    return made.absorb(train, block, made.update_key(train.key, train.counters.updates))
+    return made.update(train, block, made.update_key(train.key, train.counters.updates))
 
 
 @functools.cache

@@ -476,7 +476,7 @@ def test_a_replay_step_has_so_many_sequences_of_every_actor(monkeypatch):
     monkeypatch.setattr(ACER, "_step", watched)
     made = learner("acer", Countdown(), 3, buffer_batch_size=4)
     train = jax.eval_shape(made.init, jax.random.key(0), made.hyper())
-    jax.eval_shape(made.absorb, train, made.block_shape(3), jax.random.key(0))
+    jax.eval_shape(made.update, train, made.block_shape(3), jax.random.key(0))
     assert shapes[0] == (6, 3) and {*shapes[1:]} == {(6, 12)}
 
 

@@ -321,7 +321,7 @@ def test_what_a_run_carries_is_of_32_bits_where_the_program_computes_in_64(name)
         key = jax.random.key(0)
         begun = jax.eval_shape(lambda key: (made.init(key, made.hyper()), run.begin(key)), key)
         after = jax.eval_shape(
-            lambda train, world: run.iterate(train, world, made.meter(), jnp.int32(1), 2), *begun
+            lambda train, world: run.iterate(train, world, made.metrics.zeros(), jnp.int32(1), 2), *begun
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path((begun, after)):
         assert leaf.dtype not in (jnp.float64, jnp.int64, jnp.uint64), path
@@ -389,7 +389,7 @@ def test_second_call_compiles_nothing_nor_does_another_learning_rate(agent):
     def once() -> None:
         for row in range(agent.learner.rows):
             engine.act(first, block.carry, np.zeros(agent.n, bool), engine.noise(row))
-        engine.absorb(block)
+        engine.update(block)
 
     once()
     rates = [engine.scale_lr(0.5)]

@@ -152,7 +152,7 @@ def test_every_row_of_a_sequence_draws_anew():
 @pytest.mark.parametrize("noisy", [False, True])
 def test_every_minibatch_has_a_key_of_its_own(noisy):
     def step(learned, part):
-        key = part[2]
+        key = part.key
         assert (key is None) is not noisy
         data = jax.random.key_data(key) if noisy else jnp.zeros(2, jnp.uint32)
         return learned, {"update/skipped": jnp.zeros(()), "a": data[0], "b": data[1]}

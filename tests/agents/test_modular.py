@@ -103,7 +103,7 @@ def test_targets_rest_where_there_is_no_row_to_learn_from():
         before, (train, _) = train.state, made.absorb(train, block)
         counts = bool(block.valid.any())
         seen.append(counts)
-        assert int(train.state.made - before.made) == counts
+        assert int(train.state.update_count - before.update_count) == counts
         assert any(np.any(x != before.target[k]) for k, x in train.state.target.items()) == counts
     assert {*seen} == {True, False}
 
@@ -498,7 +498,7 @@ def test_targets_move_with_every_so_manieth_update():
     follow = jax.jit(algorithm._follow)
     for number in range(1, 8):
         for there in (True, False):
-            after = follow(ahead._replace(made=np.uint32(number)), there)
+            after = follow(ahead._replace(update_count=np.uint32(number)), there)
             expected = 1.0 if there and number in (3, 6) else 2.0
             assert all((x == expected).all() for x in after.target.values())
 

@@ -60,7 +60,7 @@ def slowly(agent, train, block):
 
     @jax.jit
     def read(block):
-        block = updates.filled(block, algorithm.spaces) if model.averages else block
+        block = updates.mask_padding(block, algorithm.spaces) if model.averages else block
         rows = {k: x[:-1] for k, x in block.observation.items()}
         estimate = algorithm.estimate(state.variables, block)
         batch = PPOBatch(rows, block.action, block.extras["log_prob"], *estimate, block.valid)
@@ -190,7 +190,7 @@ def test_means_of_metrics_leave_out_minibatches_to_which_they_do_not_apply():
     """
 
     def step(learned, part):
-        x = part[0][0]
+        x = part.rows[0]
         return learned + x, {
             "loss": jnp.where(x < 2, jnp.nan, x),
             "update/steps": (x >= 2).astype(jnp.float32),

@@ -144,7 +144,7 @@ def test_update_equals_a_slow_one():
     kernels = jax.tree.map(lambda x: x + 0.3, train.state.actor)  # far from uniform
     train = train._replace(state=train.state._replace(actor=kernels))
     block = block_of(made, train)
-    after, metrics = jax.jit(made.absorb)(train, block, jax.random.key(2))
+    after, metrics = jax.jit(made.update)(train, block, jax.random.key(2))
 
     states, valid = np.asarray(block.observation["state"], np.float64), np.asarray(block.valid)
     critic = Net(train.state.critic["params"])
@@ -224,7 +224,7 @@ def test_equal_advantages_move_nothing():
     train = train._replace(state=train.state._replace(critic=critic))
     block = block_of(made, train)
     block = block._replace(reward=jnp.zeros_like(block.reward))
-    after, metrics = jax.jit(made.absorb)(train, block, jax.random.key(1))
+    after, metrics = jax.jit(made.update)(train, block, jax.random.key(1))
     assert differing(train.state.actor, after.state.actor) == []
     assert (metrics["update/accepted"], metrics["update/skipped"]) == (0, 0)
     assert all(np.isfinite(x) for x in metrics.values())
@@ -244,7 +244,7 @@ def test_a_policy_that_may_do_one_thing_only_has_nothing_to_improve():
         action={"action": jnp.ones((T, N), jnp.int32)},
         extras={"log_prob": jnp.zeros((T, N))},
     )
-    after, metrics = jax.jit(made.absorb)(train, block, jax.random.key(2))
+    after, metrics = jax.jit(made.update)(train, block, jax.random.key(2))
     assert (metrics["policy/entropy"], metrics["update/kl"], metrics["update/accepted"]) == (0, 0, 0)
     assert differing(train.state.actor, after.state.actor) == []
     found = fisher(made, train, block)
@@ -256,7 +256,7 @@ def test_a_step_that_lowers_the_objective_is_refused_whatever_its_divergence(mon
     monkeypatch.setattr(trust_region, "natural_step", lambda product, gradient, **_: -1e-3 * gradient)
     made = make(n_steps=T)
     train = made.init(jax.random.key(1), made.hyper())
-    after, metrics = jax.jit(made.absorb)(train, block_of(made, train), jax.random.key(2))
+    after, metrics = jax.jit(made.update)(train, block_of(made, train), jax.random.key(2))
     assert metrics["update/accepted"] == 0 and metrics["update/grad_norm"] > 1e-3
     assert differing(train.state.actor["params"], after.state.actor["params"]) == []
 

@@ -783,8 +783,8 @@ def test_precision_is_that_of_every_matrix_product(precision, said):
         "act": engine._acts[True].lower(
             engine._leaves, {"state": np.zeros((1, 3), np.float32)}, (), np.zeros(1, bool), engine.noise(0)
         ),
-        "absorb": engine._absorb.lower(
-            engine.train, engine.meter, block, engine._keys.at(engine.train.key, 0)
+        "update": engine._update.lower(
+            engine.train, engine.metric_sums, block, engine._keys.at(engine.train.key, 0)
         ),
     }
     for name, program in programs.items():
@@ -806,7 +806,7 @@ from operant import Agent
 spaces = dict(states=dict(type="float", shape=(3,)), actions=dict(type="int", num_values=2))
 make = dict(agent="ppo", n_steps=8, mini_batches=2, **spaces)
 agent = Agent.create(**make, config=dict(device="cpu:1", seed=1))
-assert agent.engine.meter.devices() == {jax.devices()[1]}
+assert agent.engine.metric_sums.devices() == {jax.devices()[1]}
 for _ in range(20):
     agent.observe(reward=float(agent.act(np.zeros(3))))
 where = {d for x in jax.tree.leaves(agent.engine.train) for d in x.devices()}
@@ -815,7 +815,7 @@ assert agent.updates == 2
 agent.update()
 for _ in range(8):
     agent.observe(reward=float(agent.act(np.zeros(3))))
-assert agent.updates == 4 and agent.engine._absorb._cache_size() == 1
+assert agent.updates == 4 and agent.engine._update._cache_size() == 1
 agent.save(sys.argv[1])
 
 from operant.checkpoint import store

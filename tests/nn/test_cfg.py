@@ -760,7 +760,7 @@ def test_a_file_and_its_keras_model_train_alike(tmp_path):
         start = learner.algorithm.weights(train.state)
         block = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), learner.block_shape(2))
         block = block._replace(terminated=~block.terminated, truncated=~block.truncated)
-        after, _ = jax.jit(learner.absorb)(train, block, jax.random.key(1))
+        after, _ = jax.jit(learner.update)(train, block, jax.random.key(1))
         trained.append(learner.algorithm.weights(after.state))
     for a, b in zip(*map(jax.tree.leaves, trained), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -67,7 +67,7 @@ def test_an_engine_compiles_for_the_device_that_it_is_on(monkeypatch):
     engine = CompiledAgent(made, jax.random.key(0), 2)
     key = jax.random.key_data(jax.random.key(1))
     with compiled_for("gpu"):
-        jax.eval_shape(engine._absorb, engine.train, engine.meter, made.block_shape(2), key)
+        jax.eval_shape(engine._update, engine.train, engine.metric_sums, made.block_shape(2), key)
     assert asked == ["cpu"]
 
 

@@ -33,7 +33,8 @@ from tests.small_agents import (
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.base.learner import METER_SLOTS, TrainState
+from operant.agents.base.learner import TrainState
+from operant.agents.base.metric_accumulator import METRIC_SLOTS
 from operant.agents.table import config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import NativeEnv, TimeLimit
@@ -453,12 +454,12 @@ def test_an_update_with_too_many_metrics_is_refused(more, monkeypatch):
     made = learner("a2c", Countdown(), 2)
 
     def update(self, state, memory, block, counters, key):
-        return state, memory, {f"loss/{i}": jnp.zeros(()) for i in range(METER_SLOTS + more)}
+        return state, memory, {f"loss/{i}": jnp.zeros(()) for i in range(METRIC_SLOTS + more)}
 
     monkeypatch.setattr(type(made.algorithm), "update", update)
     key = jax.random.key(0)
     train = jax.eval_shape(made.init, key, made.hyper())
-    call = functools.partial(jax.eval_shape, made.metered, train, made.meter(), made.block_shape(2), key)
+    call = functools.partial(jax.eval_shape, made.update, train, made.block_shape(2), key)
     if not more:
         call()
         return
@@ -524,9 +525,9 @@ def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
     made = interactive(agent, SEED)
     blocks: list[tuple[Any, list[int] | None]] = []
     engine = made.engine
-    absorb, absorb_columns = engine.absorb, engine.absorb_columns
-    engine.absorb = lambda block: (blocks.append((block, None)), absorb(block))[1]
-    engine.absorb_columns = lambda block, columns: (
+    absorb, absorb_columns = engine.update, engine.update_segments
+    engine.update = lambda block: (blocks.append((block, None)), absorb(block))[1]
+    engine.update_segments = lambda block, columns: (
         blocks.append((block, list(columns))), absorb_columns(block, columns)
     )[1]  # fmt: skip
     spaces, generator = agent.env.spaces, np.random.default_rng(0)
@@ -573,7 +574,7 @@ def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
                     )
             assert made.timesteps == acted
     finally:
-        del engine.absorb, engine.absorb_columns
+        del engine.update, engine.update_segments
     assert made.episodes == sum(row["end"] > 0 for rows in lived for row in rows)
     assert any(columns is not None and len(set(columns)) < agent.n for _, columns in blocks)
     streams = columns_of(blocks, agent.n)

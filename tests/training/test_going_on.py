@@ -173,7 +173,7 @@ def test_a_recorder_keeps_last_states_of_an_environment_that_writes_to_them(tmp_
 
 def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(monkeypatch):
     agent, twin = create(), create()
-    absorb = agent.engine._absorb
+    absorb = agent.engine._update
 
     def pressed(*arguments):
         result = absorb(*arguments)  # which has consumed the state
@@ -183,7 +183,7 @@ def test_ctrl_c_in_the_middle_of_an_update_waits_for_its_end(monkeypatch):
     for one in (agent, twin):
         play(one, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(agent.engine, "_absorb", pressed)
+        patch.setattr(agent.engine, "_update", pressed)
         with pytest.raises(KeyboardInterrupt):
             agent.act(np.ones(3, np.float32))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -880,21 +880,21 @@ def test_a_block_of_actors_out_of_step_is_learnt_whole_or_not_at_all(monkeypatch
         agent.observe(reward=1.0, terminal=False, parallel=actor)
         rows[actor] += 1
 
-    remember = agent.engine._remember
+    remember = agent.engine._add
 
     def interrupted(*args):
         found = remember(*args)
-        monkeypatch.setattr(agent.engine, "_remember", remember)
+        monkeypatch.setattr(agent.engine, "_add", remember)
         signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr(agent.engine, "_remember", interrupted)
+    monkeypatch.setattr(agent.engine, "_add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         for _ in range(50):
             step(0)
             step(0)
             step(1)
-    monkeypatch.setattr(agent.engine, "_remember", remember)
+    monkeypatch.setattr(agent.engine, "_add", remember)
     assert agent.timesteps == sum(rows)
 
 

@@ -94,10 +94,10 @@ class A2C(ActorCritic):
         variables = self.model.observe(state.variables, block.observation, block.valid)
         params, before = variables["params"], self.model.learning(variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
-        optimizer, there = updates.optimizer(c), jnp.any(block.valid)
-        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
-        params = self.model.averaged(params, before, block.observation, there=there)
+        optimizer, has_rows = updates.optimizer(c), jnp.any(block.valid)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=has_rows)
+        params = self.model.averaged(params, before, block.observation, there=has_rows)
         metrics |= {f"update/{name}": value for name, value in info.items()}
-        metrics = updates.applying(metrics, there)
+        metrics = updates.applying(metrics, has_rows)
         metrics["update/lr"] = updates.lr(c)
         return State({**variables, "params": params}, opt_state, scale), memory, metrics

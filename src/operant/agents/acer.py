@@ -40,6 +40,7 @@ from operant.agents.base.protocol import Counters, fold
 from operant.agents.options.acer_options import ACERConfig as Config
 from operant.agents.parts import imitation
 from operant.agents.parts.actor_critic import evaluate
+from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.table import serving
 from operant.errors import value_error
 from operant.memory.replay import Replay
@@ -340,30 +341,24 @@ class ACER:
         ready &= self.memory.begun(memory, c.initial_size)
         ready &= self.memory.rows(memory) > self.actors * c.n_steps
         count = jnp.where(ready, prng.poisson(key_count, c.replay_ratio), 0)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
-        # iteration.
-        impl, words = jax.random.key_impl(key_sample), jax.random.key_data(key_sample)
+        keys = key_of_step(key_sample[None])
 
-        def replay(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-            state, meter = carry
-            own = fold(jax.random.wrap_key_data(words, impl=impl), i)
-            sample = self.memory.sample_sequences(memory, own, c.buffer_batch_size * self.actors, c.n_steps)
+        def sampled(i: Array, state: State) -> tuple[Rollout, Key]:
+            step_key = fold(keys(0), i)
+            sample = self.memory.sample_sequences(
+                memory, step_key, c.buffer_batch_size * self.actors, c.n_steps
+            )
             if self.model.averages:  # the newest block comes without padding, stored ones do not
-                sample = updates.filled(sample, self.spaces)
+                sample = updates.mask_padding(sample, self.spaces)
             reward = updates.scale_replayed(c, state.reward_scale, sample.reward)
-            state, metrics = self._step(state, sample._replace(reward=reward), own)
-            return state, meter + updates.tally(jnp.stack([*metrics.values()]))
+            return sample._replace(reward=reward), step_key
 
         fresh = {**metrics, "memory/importance_weight": jnp.float32(jnp.nan)}
-        start = (state, updates.tally(jnp.stack([*fresh.values()])))
-        state, (sums, numbers) = jax.lax.fori_loop(0, count, replay, start)
-        mean = dict(zip(metrics, sums / numbers, strict=True))  # NaN, so left out, where none applies
-        metrics = mean | {
-            "memory/replays": count.astype(jnp.float32),
-            "update/skipped": sums[list(metrics).index("update/skipped")],
-            "update/lr": updates.lr(c),
-        }
-        return state, memory, metrics
+        state, metrics = gradient_steps(
+            lambda state, sample: self._step(state, *sample), state, sampled, count, first=fresh
+        )
+        watched = {"memory/replays": count.astype(jnp.float32), "update/lr": updates.lr(c)}
+        return state, memory, {**metrics, **watched}
 
     def _step(self, state: State, block: Rollout, key: Key) -> tuple[State, Metrics]:
         """Take one gradient step and move the average."""
@@ -371,13 +366,13 @@ class ACER:
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, state._replace(variables=variables), self, block
         )
-        optimizer, there = updates.optimizer(self.config), jnp.any(block.valid)
-        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=there)
-        params = self.model.averaged(params, variables, block.observation, there=there)
+        optimizer, has_rows = updates.optimizer(self.config), jnp.any(block.valid)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=has_rows)
+        params = self.model.averaged(params, variables, block.observation, there=has_rows)
         average = optimise.interpolate(params, state.average, self.config.ema_alpha)
-        average = jax.tree.map(functools.partial(jnp.where, there), average, state.average)
+        average = jax.tree.map(functools.partial(jnp.where, has_rows), average, state.average)
         state = state._replace(
             variables={**state.variables, "params": params}, average=average, optimizer=opt_state
         )
         metrics |= {f"update/{name}": x for name, x in info.items()}
-        return state, updates.applying(metrics, there)
+        return state, updates.applying(metrics, has_rows)

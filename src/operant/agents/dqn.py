@@ -62,13 +62,13 @@ from operant.agents.base.protocol import Counters, fold
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
+from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.parts.noisy import Noise, deviations, perturbed
 from operant.agents.parts.q_learning import QLearner, QPolicyState
 from operant.agents.parts.value_heads import CategoricalValue, ExpectedValue, QuantileValue, ValueHead
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
-from operant.ops.repeat import repeat
 from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Transition, Tree
 
@@ -173,7 +173,7 @@ class DQN(QLearner):
     def create(cls, config: Config, spaces: Spaces, actors: int) -> DQN:
         """Build the network; refuse float actions, and replay from which a recurrent network cannot learn."""
         atoms = () if config.distributional == "none" else (config.atoms,)
-        made = cls.build(
+        algorithm = cls.build(
             config,
             spaces,
             actors,
@@ -182,9 +182,9 @@ class DQN(QLearner):
             atoms=atoms,
             dueling=config.dueling,
         )
-        if made.model.recurrent:
-            made._check_sequences()
-        return made
+        if algorithm.model.recurrent:
+            algorithm._check_sequences()
+        return algorithm
 
     def _check_sequences(self) -> None:
         """Refuse priorities, and a memory too small for a sequence of every actor."""
@@ -294,49 +294,40 @@ class DQN(QLearner):
         ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
         if self.model.recurrent:
             ready &= Replay.has_sequence(memory, self.sequence_rows)
-        state, memory, metrics = self._learn(state, memory, ready, key)
-        metrics |= {
-            "explore/epsilon": self.epsilon(counters),
-            "update/lr": updates.lr(self.config),
-        }
+        state, memory, metrics = self._replay(state, memory, ready, key)
+        metrics |= {"explore/epsilon": self.epsilon(counters), "update/lr": updates.lr(self.config)}
         return self._sync(state, block, counters), memory, metrics
 
-    def _learn(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
+    def _replay(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps, none before the memory is ready."""
-        c = self.config
-        replay, optimizer = self.memory, updates.optimizer(self.config)
-        keys = key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
-        # iteration.
-        impl, words = jax.random.key_impl(key), jax.random.key_data(keys)
+        c, optimizer = self.config, updates.optimizer(self.config)
+        keys = key_of_step(key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps))
+        gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
 
-        def step(i: Array, carry: tuple[State, Tree, Metrics]) -> tuple[State, Tree, Metrics]:
-            state, memory, total = carry
-            own = jax.random.wrap_key_data(words[i], impl=impl)
-            batch = self._sampled(state, memory, own)
+        def drawn(i: Array, carry: tuple[State, Tree]) -> tuple[Tree, Key]:
+            step_key = keys(i)
+            return self._sampled(*carry, step_key), step_key
+
+        def step(carry: tuple[State, Tree], drawn: tuple[Tree, Key]) -> tuple[tuple[State, Tree], Metrics]:
+            (state, memory), (batch, step_key) = carry, drawn
             learned = self.learned(state)
-            gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
-            (_, (error, metrics)), grads = gradient(learned, state, self, batch, own)
+            (_, (error, metrics)), grads = gradient(learned, state, self, batch, step_key)
             learning = slice(c.burn_in, c.burn_in + c.sequence_length)
-            there = jnp.any(batch.valid[learning] if self.model.recurrent else batch.weight > 0)
-            learned, opt_state, info = optimise.apply(optimizer, learned, state.optimizer, grads, there=there)
+            has_rows = jnp.any(batch.valid[learning] if self.model.recurrent else batch.weight > 0)
+            learned, opt_state, info = optimise.apply(
+                optimizer, learned, state.optimizer, grads, there=has_rows
+            )
             if c.prioritized:
-                memory = replay.update_priorities(memory, batch.index, error, c.priority_alpha)
+                memory = self.memory.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            total = {k: total[k] + v for k, v in metrics.items()}
-            before = self.model.learning(state.variables, own)
+            before = self.model.learning(state.variables, step_key)
             state = self._put(state, learned)._replace(optimizer=opt_state)
-            params = self.model.averaged(state.variables["params"], before, batch.observation, there=there)
-            return state._replace(variables={**state.variables, "params": params}), memory, total
+            params = self.model.averaged(state.variables["params"], before, batch.observation, there=has_rows)
+            return (state._replace(variables={**state.variables, "params": params}), memory), metrics
 
-        names = ("loss/td", "value/mean", "update/grad_norm", "update/skipped")
-        start = (state, memory, dict.fromkeys(names, jnp.zeros((), jnp.float32)))
-        steps = jnp.where(ready, c.gradient_steps, 0)
-        state, memory, total = repeat(steps, c.gradient_steps, step, start)
-        skipped = total.pop("update/skipped")
-        # NaN, so left out, without a step.
-        metrics = {k: v / steps.astype(jnp.float32) for k, v in total.items()}
-        return state, memory, {**metrics, "update/skipped": skipped}
+        number = jnp.where(ready, c.gradient_steps, 0)
+        (state, memory), metrics = gradient_steps(step, (state, memory), drawn, number, c.gradient_steps)
+        return state, memory, metrics
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
         """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of
@@ -348,13 +339,7 @@ class DQN(QLearner):
             block = replay.sample_sequences(memory, key, c.buffer_batch_size, self.sequence_rows)
             return block._replace(reward=scale(block.reward))
         return replay.sample(
-            memory,
-            key,
-            c.buffer_batch_size,
-            c.gamma,
-            n_step=c.n_steps,
-            beta=c.priority_beta,
-            scale=scale,
+            memory, key, c.buffer_batch_size, c.gamma, n_step=c.n_steps, beta=c.priority_beta, scale=scale
         )
 
     def _sync(self, state: State, block: Rollout, counters: Counters) -> State:

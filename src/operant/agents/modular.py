@@ -36,14 +36,24 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.modules import exploration, gradient_steps, objectives
+from operant.agents.modules import exploration, objectives
 from operant.agents.modules.batch import BatchPreparation, as_rows, as_view
+from operant.agents.modules.gradient_steps import (
+    EvolutionStrategy,
+    LineSearch,
+    Loss,
+    NaturalGradient,
+    TrainingPass,
+    UpdatePlan,
+    fit,
+)
 from operant.agents.modules.objectives import SHARED, VALUE, Objective, Rows
 from operant.agents.modules.reward_estimation import estimate
 from operant.agents.modules.sizes import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
 from operant.agents.options.modular_options import DETERMINISTIC
 from operant.agents.options.modular_options import ModularConfig as Config
 from operant.agents.parts.action_scaling import require_bounds
+from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.parts.sequences import refuse_averages
 from operant.agents.table import serving
 from operant.errors import SpecError
@@ -70,11 +80,11 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
     last: Array
     """Timesteps or episodes at the last update."""
-    made: Array
+    update_count: Array
     """Updates so far."""
     noise: Tree
     """Key of the noise on parameters; `()` without."""
-    hastened: Array
+    forced: Array
     """Whether the next call of `update` makes one, due or not."""
 
 
@@ -93,12 +103,12 @@ def _network(config: Config, network: Any, spaces: Spaces) -> Any:
 
     Layers without a state's name are for every float state.
     """
-    given = config.state_preprocessing
-    if given is None:
+    layers = config.state_preprocessing
+    if layers is None:
         return network
-    if not isinstance(given, Mapping) or "type" in given:
-        given = {name: given for name, leaf in spaces.states.components.items() if leaf.type == "float"}
-    return {"type": "preprocessed", "network": network, "states": given}
+    if not isinstance(layers, Mapping) or "type" in layers:
+        layers = {name: layers for name, leaf in spaces.states.components.items() if leaf.type == "float"}
+    return {"type": "preprocessed", "network": network, "states": layers}
 
 
 def _served(config: Config, spaces: Spaces) -> None:
@@ -187,8 +197,8 @@ class Modular:
         c = self.config
         name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
         lr = c.lr if c.baseline_lr is None else c.baseline_lr
-        own = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
-        return updates.optimizer(c), own
+        baseline = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+        return updates.optimizer(c), baseline
 
     def init(self, key: Key) -> State:
         """Initialise networks and optimizers; the target starts as a copy."""
@@ -202,15 +212,15 @@ class Modular:
             baseline_optimizer=(),
             reward_scale=updates.reward_scale(c, self.actors),
             last=jnp.zeros((), jnp.uint32),
-            made=jnp.zeros((), jnp.uint32),
+            update_count=jnp.zeros((), jnp.uint32),
             noise=() if c.variable_noise is None else fold(key, len(start)),
-            hastened=jnp.zeros((), jnp.bool_),
+            forced=jnp.zeros((), jnp.bool_),
         )
-        together, own = self._learned(state)
+        together, separate = self._learned(state)
         optimizers = self._optimizers()
         return self._synced(state)._replace(
             optimizer=optimizers[0].init(together),
-            baseline_optimizer=optimizers[1].init(own) if self.separate else (),
+            baseline_optimizer=optimizers[1].init(separate) if self.separate else (),
         )
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
@@ -234,8 +244,8 @@ class Modular:
 
     def weights(self, state: State) -> dict[str, Tree]:
         """Return the variables of each model."""
-        found = {"model": state.variables, "baseline": state.baseline}
-        return {name: found[name] for name in self.models}
+        variables = {"model": state.variables, "baseline": state.baseline}
+        return {name: variables[name] for name in self.models}
 
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
         """Replace the variables; the target becomes a copy of them."""
@@ -244,15 +254,15 @@ class Modular:
 
     def updates(self, state: State) -> Array:
         """Return how many updates were made: most calls of `update` may only check whether one is due."""
-        return state.made
+        return state.update_count
 
-    def hasten(self, state: State) -> State:
+    def force_update(self, state: State) -> State:
         """Return a state whose next call of `update` makes one, due or not."""
-        return state._replace(hastened=jnp.ones((), jnp.bool_))
+        return state._replace(forced=jnp.ones((), jnp.bool_))
 
     def resumed(self, state: State, counters: Counters) -> State:
         """Return a state that continues counting from these counters."""
-        return state._replace(made=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
+        return state._replace(update_count=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> ModularPolicyState:
         """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew
@@ -286,18 +296,18 @@ class Modular:
         Extras are the states before.
         """
         amount = self.config.exploration
-        outputs, own = self._forward(acting, observation, carry, explore)
+        outputs, network_carry = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
         if explore and amount is not None:
             action = exploration.deviate(action, noise[1], amount, masks_of(observation))
-        return self._with_carries(acting, observation, carry, own, action)
+        return self._with_carries(acting, observation, carry, network_carry, action)
 
     def recall(self, acting: ModularPolicyState, observation: Arrays, carry: Tree, action: Arrays) -> Action:
         """Return what `act` would have returned, had it chosen these actions: what a baseline remembers
         may depend on them.
         """
-        own = self._forward(acting, observation, carry, True)[1]
-        return self._with_carries(acting, observation, carry, own, action)
+        network_carry = self._forward(acting, observation, carry, True)[1]
+        return self._with_carries(acting, observation, carry, network_carry, action)
 
     def _forward(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, explore: bool
@@ -310,17 +320,22 @@ class Modular:
         return model.apply(variables, observation, carry["model"] if model.recurrent else ())
 
     def _with_carries(
-        self, acting: ModularPolicyState, observation: Arrays, carry: Tree, own: Tree, action: Arrays
+        self,
+        acting: ModularPolicyState,
+        observation: Arrays,
+        carry: Tree,
+        network_carry: Tree,
+        action: Arrays,
     ) -> Action:
         """Return an action with the recurrent states of all networks: those before it as extras, those
         after it as carry.
         """
         if not self.recurrent:
             return Action(action, (), carry)
-        after = {"model": own} if "model" in self.recurrent else {}
+        after = {"model": network_carry} if "model" in self.recurrent else {}
         if "baseline" in self.recurrent:
-            seen, model = self.objective.experienced(observation, action), self.models["baseline"]
-            after["baseline"] = model.apply(acting.baseline, seen, carry["baseline"])[1]
+            inputs, model = self.objective.experienced(observation, action), self.models["baseline"]
+            after["baseline"] = model.apply(acting.baseline, inputs, carry["baseline"])[1]
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
@@ -346,7 +361,7 @@ class Modular:
         late = jnp.clip(beyond, 0.0, self.actors - 1.0).astype(jnp.int32)
         if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
             begun &= self.memory.begun(memory, start)
-        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.hastened, now, late
+        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.forced, now, late
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
@@ -357,25 +372,23 @@ class Modular:
         returns, a loop works in place.
         """
         scale, _ = updates.scale_block(self.config, state.reward_scale, block)
-        seen = {
+        observed = {
             name: self.models[name].observe(variables, block.observation, block.valid)
             for name, variables in self.weights(state).items()
         }
-        state = state._replace(variables=seen["model"], baseline=seen.get("baseline", ()), reward_scale=scale)
+        state = state._replace(
+            variables=observed["model"], baseline=observed.get("baseline", ()), reward_scale=scale
+        )
         due, now, late = self.due(state, memory, counters)
-        # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
-        # iteration.
-        words, impl = jax.random.key_data(jax.random.split(key, 3)), jax.random.key_impl(key)
-        shapes = jax.eval_shape(lambda: self._improve(state, memory, late, words, impl)[1])
-        nothing = {name: jnp.full((), jnp.nan, jnp.float32) for name in shapes}
-
-        def once(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
-            return self._improve(carry[0], memory, late, words, impl)
-
-        state, metrics = jax.lax.fori_loop(0, due.astype(jnp.int32), once, (state, nothing))
-        metrics["update/skipped"] = jnp.where(due, metrics["update/skipped"], 0.0)
+        keys = key_of_step(jax.random.split(key, 3)[None])
+        state, metrics = gradient_steps(
+            lambda state, keys: self._improve(state, memory, late, keys),
+            state,
+            lambda i, _: keys(i),
+            due.astype(jnp.int32),
+        )
         metrics["update/lr"] = updates.lr(self.config)
-        state = state._replace(last=jnp.where(due, now, state.last), hastened=jnp.zeros((), jnp.bool_))
+        state = state._replace(last=jnp.where(due, now, state.last), forced=jnp.zeros((), jnp.bool_))
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
@@ -398,56 +411,57 @@ class Modular:
         """
         return BatchPreparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
-            self.params(state), self.frozen(state), state.target, state.reward_scale, late,
+            self.params(state), self.frozen(state), state.target, state.reward_scale, late
         )  # fmt: skip
 
-    def _improve(
-        self, state: State, memory: Tree, late: Array, words: Array, impl: Any
-    ) -> tuple[State, Metrics]:
-        """Make one update."""
-        c, objective = self.config, self.objective
-        keys = jax.random.wrap_key_data(words, impl=impl)
+    def _improve(self, state: State, memory: Tree, late: Array, keys: Key) -> tuple[State, Metrics]:
+        """Make one update with three keys."""
+        c, objective, impl = self.config, self.objective, jax.random.key_impl(keys)
         rows, counts, metrics = self.prepared(state, late).batch(memory, keys[0])
-        together, own = self._learned(state)
+        together, separate = self._learned(state)
         frozen = self.frozen(state)
         optimizers, whole = self._optimizers(), bool(self.recurrent)
-        plan, held = self._plan(frozen), own
+        plan, held = self._plan(frozen), separate
 
         def with_own(params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
             return objective.loss({**held, **params}, frozen, rows)
 
-        together, opt_state, watched = gradient_steps.fit(
+        together, opt_state, watched = fit(
             lambda params, rows: with_own(params, frozen, rows),
             together, state.optimizer, optimizers[0], rows, counts, plan, keys[1],
-            self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole,
+            self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole
         )  # fmt: skip
-        grad_norm, skipped = watched.pop("grad_norm"), watched.pop("skipped")
         state = state._replace(optimizer=opt_state)
         if self.separate:
             assert isinstance(objective, objectives.PolicyGradient | objectives.DeterministicGradient)
             baseline = objective
-            own, opt_state, other = gradient_steps.fit(
+            separate, opt_state, other = fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
-                own,
+                separate,
                 state.baseline_optimizer,
                 optimizers[1],
                 rows,
                 counts,
-                gradient_steps.UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization),
+                UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization),
                 keys[2],
                 self._learning(baseline.value_loss, frozen, impl),
                 whole=whole,
             )
-            grad_norm, skipped = jnp.hypot(grad_norm, other.pop("grad_norm")), skipped + other.pop("skipped")
-            watched, state = {**watched, **other}, state._replace(baseline_optimizer=opt_state)
-        params = {**together, **own}
+            watched = {
+                **watched,
+                **other,
+                "update/grad_norm": jnp.hypot(watched["update/grad_norm"], other["update/grad_norm"]),
+                "update/skipped": watched["update/skipped"] + other["update/skipped"],
+            }
+            state = state._replace(baseline_optimizer=opt_state)
+        params = {**together, **separate}
         state = state._replace(variables={**state.variables, "params": params["model"]})
         if "baseline" in params:
             state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
-        metrics |= {**watched, "update/grad_norm": grad_norm, "update/skipped": skipped}
-        there = jnp.any(counts)
-        state = state._replace(made=state.made + there.astype(jnp.uint32))
-        return self._follow(state, there), metrics
+        metrics |= watched
+        has_rows = jnp.any(counts)
+        state = state._replace(update_count=state.update_count + has_rows.astype(jnp.uint32))
+        return self._follow(state, has_rows), metrics
 
     def _learning(
         self,
@@ -455,7 +469,7 @@ class Modular:
         frozen: Tree,
         impl: Any,
         used: bool = False,
-    ) -> gradient_steps.TrainingPass | None:
+    ) -> TrainingPass | None:
         """Return how networks are applied in gradient steps; None if as when acting.
 
         With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient
@@ -471,7 +485,7 @@ class Modular:
                 for i, (name, model) in enumerate(self.models.items())
             }
 
-        def noisy(words: Array) -> gradient_steps.Loss:
+        def noisy(words: Array) -> Loss:
             state = marked(words)
             return lambda params, rows: loss(params, state, rows)
 
@@ -479,28 +493,33 @@ class Modular:
             state = marked(words)
             return {
                 name: self.models[name].averaged(
-                    own, {"params": before[name], "state": state[name]}, self.objective.shown(name, rows)
+                    model_params,
+                    {"params": before[name], "state": state[name]},
+                    self.objective.inputs_of(name, rows),
                 )
-                for name, own in after.items()
+                for name, model_params in after.items()
             }
 
         def trained(params: Tree) -> Tree:
             return {
-                name: {k: jnp.zeros_like(x) if k in self.models[name].averages else x for k, x in own.items()}
-                for name, own in params.items()
+                name: {
+                    k: jnp.zeros_like(x) if k in self.models[name].averages else x
+                    for k, x in model_params.items()
+                }
+                for name, model_params in params.items()
             }
 
-        return gradient_steps.TrainingPass(None if used else noisy, averaged, trained)
+        return TrainingPass(None if used else noisy, averaged, trained)
 
-    def _plan(self, frozen: Tree) -> gradient_steps.UpdatePlan:
+    def _plan(self, frozen: Tree) -> UpdatePlan:
         """Return how gradient steps are taken."""
         c, objective = self.config, self.objective
-        plan = gradient_steps.UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        plan = UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
         if c.gradient == "natural":
             assert isinstance(objective, objectives.PolicyGradient)
             policy = objective
             plan = plan._replace(
-                natural=gradient_steps.NaturalGradient(
+                natural=NaturalGradient(
                     lambda params, rows: policy.outputs(params, frozen, rows.view),
                     lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
                     c.lr,
@@ -510,20 +529,18 @@ class Modular:
             )
         if c.gradient == "evolutionary":
             plan = plan._replace(
-                evolution=gradient_steps.EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
+                evolution=EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
             )
         if c.linesearch_iterations:
-            plan = plan._replace(
-                search=gradient_steps.LineSearch(c.linesearch_iterations, c.linesearch_factor)
-            )
+            plan = plan._replace(search=LineSearch(c.linesearch_iterations, c.linesearch_factor))
         return plan
 
-    def _follow(self, state: State, there: Array) -> State:
+    def _follow(self, state: State, has_rows: Array) -> State:
         """Move the targets when they are due; an update without rows does not count."""
         c, followed = self.config, self.objective.followed(self.params(state))
         if followed == ():
             return state
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
-        share = jnp.where(there & (state.made % every == 0), weight, 0.0)
+        share = jnp.where(has_rows & (state.update_count % every == 0), weight, 0.0)
         return state._replace(target=optimise.interpolate(state.target, followed, share))

@@ -34,7 +34,7 @@ from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.ppo_options import PPOConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, watch
-from operant.agents.parts.minibatches import Part, divisible, passes
+from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
@@ -135,49 +135,41 @@ class PPO(ActorCritic):
             target=estimate.target,
             valid=block.valid,
         )
-        params, opt_state, metrics = self._epochs(variables, state.optimizer, batch, block.carry, key)
+        optimizer, limit = updates.optimizer(c), c.target_kl
+
+        def step(
+            carry: tuple[Tree, Tree, Array], part: Minibatch
+        ) -> tuple[tuple[Tree, Tree, Array], Metrics]:
+            (old, opt_state, within), rows = carry, part.rows
+            before: Tree = {"params": old, "state": self.model.learning(variables, part.key)["state"]}
+            gradient = jax.value_and_grad(loss, has_aux=True)
+            (_, metrics), grads = gradient(old, before["state"], self, rows, part.carry)
+            has_rows = jnp.any(rows.valid)
+            if limit is not None:
+                within &= ~(metrics["update/kl"] > SLACK * limit)
+                has_rows &= within
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
+            params = self.model.averaged(params, before, rows.observation, there=has_rows)
+            metrics |= {f"update/{k}": v for k, v in info.items()}
+            if limit is not None:  # steps after the limit was reached have no effect
+                params = jax.tree.map(functools.partial(jnp.where, within), params, old)
+                metrics["update/steps"] = has_rows.astype(jnp.float32) - info["skipped"]
+            return (params, opt_state, within), updates.applying(metrics, has_rows)
+
+        (params, opt_state, _), metrics = passes(
+            step,
+            (variables["params"], state.optimizer, jnp.asarray(True)),
+            batch,
+            key,
+            epochs=c.ppo_epochs,
+            parts=c.mini_batches,
+            carry=block.carry,
+            sequences=self.model.recurrent,
+            noisy=self.model.learns_otherwise,
+        )
         weight = block.valid.astype(jnp.float32)
         metrics["value/mean"] = losses.weighted_mean(batch.value, weight)
         metrics["update/explained_variance"] = losses.explained_variance(batch.value, batch.target, weight)
         metrics["update/lr"] = updates.lr(c)
         state = State({"params": params, "state": variables["state"]}, opt_state, scale)
         return state, memory, metrics
-
-    def _epochs(
-        self, variables: Tree, opt_state: Tree, batch: PPOBatch, carry: Tree, key: Key
-    ) -> tuple[Tree, Tree, Metrics]:
-        """Run all gradient steps of one update in one scan.
-
-        Those after `target_kl` was reached have no effect.
-        """
-        limit, optimizer = self.config.target_kl, updates.optimizer(self.config)
-
-        def step(learned: tuple[Tree, Tree, Array], part: Part) -> tuple[tuple[Tree, Tree, Array], Metrics]:
-            (old, opt_state, going), (own, start, key) = learned, part
-            frozen = self.model.learning(variables, key)["state"]
-            before: Tree = {"params": old, "state": frozen}
-            (_, metrics), grads = jax.value_and_grad(loss, has_aux=True)(old, frozen, self, own, start)
-            there = jnp.any(own.valid)
-            if limit is not None:
-                going &= ~(metrics["update/kl"] > SLACK * limit)
-                there &= going
-            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=there)
-            params = self.model.averaged(params, before, own.observation, there=there)
-            metrics |= {f"update/{k}": v for k, v in info.items()}
-            if limit is not None:
-                params = jax.tree.map(functools.partial(jnp.where, going), params, old)
-                metrics["update/steps"] = there.astype(jnp.float32) - info["skipped"]
-            return (params, opt_state, going), updates.applying(metrics, there)
-
-        (params, opt_state, _), metrics = passes(
-            step,
-            (variables["params"], opt_state, jnp.asarray(True)),
-            batch,
-            key,
-            epochs=self.config.ppo_epochs,
-            parts=self.config.mini_batches,
-            carry=carry,
-            sequences=self.model.recurrent,
-            noisy=self.model.learns_otherwise,
-        )
-        return params, opt_state, metrics

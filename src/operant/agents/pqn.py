@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.pqn_options import PQNConfig as Config
-from operant.agents.parts.minibatches import Part, divisible, passes
+from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.agents.parts.q_learning import QLearner
 from operant.agents.parts.sequences import flat
 from operant.memory.replay import Replay
@@ -77,10 +77,7 @@ def loss(
     value = jnp.concatenate(values, axis=1)
     weight = batch.valid.astype(jnp.float32)
     total = losses.weighted_mean(jnp.mean(losses.squared(batch.target - value), axis=1), weight)
-    return total, {
-        "loss/td": total,
-        "value/mean": losses.weighted_mean(jnp.mean(value, axis=1), weight),
-    }
+    return total, {"loss/td": total, "value/mean": losses.weighted_mean(jnp.mean(value, axis=1), weight)}
 
 
 def normalised(model: Any) -> Any:
@@ -105,11 +102,11 @@ class PQN(QLearner):
         Refuse float actions, and blocks that cannot be divided into the minibatches asked for.
         """
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
-        made = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
-        if made.model.recurrent:
+        algorithm = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
+        if algorithm.model.recurrent:
             whole = f"environments: {actors}, whose sequences stay whole for a recurrent model"
             divisible(config, actors, whole, "or more environments")
-        return made
+        return algorithm
 
     @property
     def rows(self) -> int:
@@ -164,16 +161,16 @@ class PQN(QLearner):
         optimizer = updates.optimizer(c)
         gradient = jax.value_and_grad(loss, has_aux=True)
 
-        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
-            params, opt_state = learned
-            frozen = self.model.learning(variables, part[2])["state"]
+        def step(carry: tuple[Tree, Tree], part: Minibatch) -> tuple[tuple[Tree, Tree], Metrics]:
+            (params, opt_state), rows = carry, part.rows
+            frozen = self.model.learning(variables, part.key)["state"]
             before: Tree = {"params": params, "state": frozen}
-            (_, metrics), grads = gradient(params, frozen, self, part[0], part[1])
-            there = jnp.any(part[0].valid)
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=there)
-            params = self.model.averaged(params, before, part[0].observation, there=there)
+            (_, metrics), grads = gradient(params, frozen, self, rows, part.carry)
+            has_rows = jnp.any(rows.valid)
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=has_rows)
+            params = self.model.averaged(params, before, rows.observation, there=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            return (params, opt_state), updates.applying(metrics, there)
+            return (params, opt_state), updates.applying(metrics, has_rows)
 
         start = (variables["params"], state.optimizer)
         (params, opt_state), metrics = passes(

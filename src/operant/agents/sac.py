@@ -34,13 +34,7 @@ from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
-from operant.agents.parts.off_policy import (
-    NO_STEP,
-    ContinuousActorCritic,
-    ReplayBatch,
-    step_metrics,
-    targets,
-)
+from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
@@ -100,8 +94,6 @@ class SAC(ContinuousActorCritic):
 
     config: Config
 
-    reported = (*ContinuousActorCritic.reported, "loss/temperature", "policy/entropy")
-
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> SAC:
         """Build an actor and two critics; refuse actions other than bounded floats."""
@@ -126,8 +118,8 @@ class SAC(ContinuousActorCritic):
     @property
     def target_entropy(self) -> float:
         """H̄, in nats."""
-        given = self.config.target_entropy
-        return -float(sum(free.sum() for free in self.free.values())) if given is None else given
+        target = self.config.target_entropy
+        return -float(sum(free.sum() for free in self.free.values())) if target is None else target
 
     @functools.cached_property
     def free(self) -> dict[str, np.ndarray]:
@@ -240,7 +232,7 @@ class SAC(ContinuousActorCritic):
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps that are due."""
-        state, metrics = self.learn(state, memory, block, counters, key, self.step)
+        state, metrics = self.replay(state, memory, block, counters, key)
         return state, memory, {**metrics, "policy/temperature": self.temperature(state)}
 
 

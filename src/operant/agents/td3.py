@@ -180,5 +180,5 @@ class TD3(ContinuousActorCritic):
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
         """Take the gradient steps that are due."""
-        state, metrics = self.learn(state, memory, block, counters, key, self.step)
+        state, metrics = self.replay(state, memory, block, counters, key)
         return state, memory, {**metrics, "explore/noise": self.spread()}

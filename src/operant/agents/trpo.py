@@ -35,7 +35,7 @@ from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
 from operant.agents.options.trpo_options import TRPOConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, evaluate, watch
-from operant.agents.parts.minibatches import Part, divisible, passes
+from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.nn import Head, Model, Policy, build
 from operant.ops import losses, optimise, trust_region
 from operant.ops.distributions import Product
@@ -164,11 +164,11 @@ class TRPO(ActorCritic):
 
         A recurrent critic is carried along.
         """
-        own = carry if self.recurrent else {"actor": (), "critic": ()}
-        action = super().take(acting["actor"], observation, own["actor"], choose)
+        carries = carry if self.recurrent else {"actor": (), "critic": ()}
+        action = super().take(acting["actor"], observation, carries["actor"], choose)
         if not self.recurrent:
             return action
-        following = self.critic.apply(acting["critic"], observation, own["critic"])[1]
+        following = self.critic.apply(acting["critic"], observation, carries["critic"])[1]
         return action._replace(carry={"actor": action.carry, "critic": following})
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
@@ -249,16 +249,16 @@ class TRPO(ActorCritic):
             value, kl = measure(params)
             return jnp.isfinite(value) & (value > reached) & (kl <= SLACK * c.max_kl)
 
-        found = trust_region.line_search(accept, start, step, candidates=c.actor_iterations)
-        value, kl = measure(found.point)
+        line = trust_region.line_search(accept, start, step, candidates=c.actor_iterations)
+        value, kl = measure(line.point)
         norm = jnp.linalg.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(jnp.linalg.norm(step))
-        return {**actor, "params": tree(found.point)}, {
+        return {**actor, "params": tree(line.point)}, {
             "loss/policy": -value,
             **watch(old, weight),
             "update/kl": kl,
-            "update/accepted": found.accepted.astype(jnp.float32),
-            "update/line_search_steps": found.refused.astype(jnp.float32),
+            "update/accepted": line.accepted.astype(jnp.float32),
+            "update/line_search_steps": line.refused.astype(jnp.float32),
             "update/grad_norm": norm,
             "update/skipped": 1.0 - finite.astype(jnp.float32),
         }
@@ -290,16 +290,16 @@ class TRPO(ActorCritic):
         """Take all gradient steps of the critic in one scan."""
         c, optimizer = self.config, updates.optimizer(self.config)
 
-        def step(learned: tuple[Tree, Tree], part: Part) -> tuple[tuple[Tree, Tree], Metrics]:
-            own, start, key = part
-            frozen = self.critic.learning(critic, key)["state"]
-            grads, metrics = jax.grad(value_loss, has_aux=True)(learned[0], frozen, self, own, start)
-            there = jnp.any(own.valid)
-            params, opt_state, info = optimise.apply(optimizer, *learned, grads, there=there)
-            before: Tree = {"params": learned[0], "state": frozen}
-            params = self.critic.averaged(params, before, own.observation, there=there)
+        def step(carry: tuple[Tree, Tree], part: Minibatch) -> tuple[tuple[Tree, Tree], Metrics]:
+            (old, opt_state), rows = carry, part.rows
+            frozen = self.critic.learning(critic, part.key)["state"]
+            grads, metrics = jax.grad(value_loss, has_aux=True)(old, frozen, self, rows, part.carry)
+            has_rows = jnp.any(rows.valid)
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
+            before: Tree = {"params": old, "state": frozen}
+            params = self.critic.averaged(params, before, rows.observation, there=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
-            return (params, opt_state), updates.applying(metrics, there)
+            return (params, opt_state), updates.applying(metrics, has_rows)
 
         (params, opt_state), metrics = passes(
             step,

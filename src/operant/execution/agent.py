@@ -13,7 +13,7 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
-from operant.agents.base.learner import without_replay
+from operant.agents.base.learner import without_buffer
 from operant.agents.base.protocol import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
@@ -232,7 +232,7 @@ class Agent(InteractiveAgent):
                 raise UsageError(
                     "There is no experience to learn from. Call experience, or act and observe, first."
                 )
-            self._engine.learn_again(self._last_block)
+            self._engine.update_again(self._last_block)
             self._writers.updated()
             self._check()
         self._reported = self.updates
@@ -563,9 +563,9 @@ class Agent(InteractiveAgent):
     def _restore(self, found: checkpoint.Checkpoint, interaction: dict[str, Any] | None) -> None:
         fresh, training = self._engine.train, found.header.get("training", {})
         anew = interaction is None and not training.get("memory", True)
-        train = jax.eval_shape(lambda train: train, without_replay(fresh) if anew else fresh)
+        train = jax.eval_shape(lambda train: train, without_buffer(fresh) if anew else fresh)
         if not anew:  # a device need not have room for two replay memories
-            fresh = without_replay(fresh)
+            fresh = without_buffer(fresh)
             self._engine.put(fresh)
         if interaction is None:  # of a training run, whose environments do not go on here
             saved = found.part("train", train)

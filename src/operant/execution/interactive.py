@@ -433,9 +433,9 @@ class InteractiveAgent:
         while self._may_learn and (complete := next(blocks, None)) is not None:
             block, columns = complete
             if columns is None:
-                self._engine.absorb(block)
+                self._engine.update(block)
             else:  # actors out of step: some column is there twice
-                self._engine.absorb_columns(block, columns)
+                self._engine.update_segments(block, columns)
             self._last_block = block
             self._writers.updated()
             self._check()

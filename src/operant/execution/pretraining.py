@@ -154,7 +154,7 @@ class BehavioralCloning:
         self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key
     ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
-        block = self._engine.learner.shown(block)
+        block = self._engine.learner.mask_padding(block)
         params = {name: w["params"] for name, w in weights.items()}
         learning = {
             name: model.learning(weights[name], key, i)

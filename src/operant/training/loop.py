@@ -19,7 +19,7 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
-from operant.agents.base.learner import Learner, TrainState, without_replay, without_rows
+from operant.agents.base.learner import Learner, TrainState, with_empty_buffer, without_buffer
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
 from operant.spec import traced
@@ -239,16 +239,16 @@ class TrainingLoop:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         told, fresh = saved.header["training"], self.driver.train
         self.memory_anew = not told.get("memory", True)
-        shapes = jax.eval_shape(lambda train: train, without_replay(fresh) if self.memory_anew else fresh)
+        shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
         saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
         if not self.memory_anew:  # a device need not have room for two replay memories
-            fresh = without_replay(fresh)
+            fresh = without_buffer(fresh)
             self.driver.put(fresh)
         tree = saved.load(like)
         train = tree["train"]
         if self.memory_anew:
-            train = train._replace(memory=without_rows(fresh).memory)
+            train = train._replace(memory=with_empty_buffer(fresh).memory)
         if changed:
             own = np.isin(traced(type(self.definition.config)), list(changed))
             train = train._replace(hyper=np.where(own, fresh.hyper, train.hyper))

@@ -2,7 +2,7 @@
 interactive agent.
 
 The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows,
-and holds the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `absorb` (one
+and holds the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `update` (one
 per block).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -87,7 +87,7 @@ def act_independently(
     n = batch[0] if batch else 1
     flat = {name: np.reshape(x, (n, *x.shape[len(batch) :])) for name, x in observation.items()}
     if internals is None:
-        if any(learner.heeded):
+        if any(learner.relevant_carry):
             raise UsageError(
                 "A recurrent agent needs internals: those that the call before returned, first "
                 "initial_internals()."
@@ -114,7 +114,7 @@ def _addresses(first: Array) -> Array:
 
 
 class _Computations:
-    """What an engine's compiled calls compute.
+    """What an engine's compiled calls compute, for its device and with its precision.
 
     It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a
     circle, with the replay memory in it, outlives its last use until Python looks for circles.
@@ -123,50 +123,74 @@ class _Computations:
         learner: the algorithm.
         impl: of the run's keys.
         structure: how leaves make what `act` needs.
+        platform: of the device.
+        precision: of matrix products; None: JAX's own.
     """
 
-    def __init__(self, learner: Learner, impl: Any, structure: Any) -> None:
+    def __init__(
+        self, learner: Learner, impl: Any, structure: Any, platform: str, precision: str | None
+    ) -> None:
         self.learner = learner
         self.impl = impl
         self.structure = structure
+        self.platform = platform
+        self.precision = precision
 
-    def absorb(
-        self, train: TrainState, meter: Array, block: Rollout, key: Array
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        """Make the context in which functions are traced."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(compiled_for(self.platform))
+            if self.precision is not None:
+                stack.enter_context(jax.default_matmul_precision(self.precision))
+            yield
+
+    def act(
+        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
+    ) -> Action:
+        with self._tracing():
+            policy = jax.tree.unflatten(self.structure, acting)
+            return self.learner.act(policy, observation, carry, first, noise, explore=explore)
+
+    def recall(self, acting: PolicyState, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
+        with self._tracing():
+            return self.learner.recall(acting, observation, carry, first, action)
+
+    def update(
+        self,
+        train: TrainState,
+        sums: Array,
+        block: Rollout,
+        key: Array,
+        segments: Array | None = None,
+        stored: bool = False,
     ) -> tuple[TrainState, Array, tuple[Array, ...]]:
-        key = jax.random.wrap_key_data(key, impl=self.impl)
-        train, meter = self.learner.metered(train, meter, block, key)
-        return train, meter, tuple(jax.tree.leaves(self.learner.acting(train)))
+        with self._tracing():
+            key = jax.random.wrap_key_data(key, impl=self.impl)
+            train, metrics = self.learner.update(train, block, key, segments=segments, stored=stored)
+            sums = self.learner.metrics.add(sums, metrics)
+            return train, sums, tuple(jax.tree.leaves(self.learner.acting(train)))
 
     def advance(
         self,
         train: TrainState,
-        meter: Array,
+        sums: Array,
         block: Rollout,
         key: Array,
         carry: Tree,
         first: Array,
         noise: Tree,
     ) -> tuple[TrainState, Array, tuple[Array, ...] | None, Action]:
-        train, meter, acting = self.absorb(train, meter, block, key)
-        observation = {name: x[-1] for name, x in block.observation.items()}
-        action = self.act(True, acting, observation, carry, first, noise)
+        with self._tracing():
+            key = jax.random.wrap_key_data(key, impl=self.impl)
+            train, metrics = self.learner.update(train, block, key)
+            sums, policy = self.learner.metrics.add(sums, metrics), self.learner.acting(train)
+            observation = {name: x[-1] for name, x in block.observation.items()}
+            action = self.learner.act(policy, observation, carry, first, noise, explore=True)
         # With one row to a block nothing else acts on these parameters: handing them out would only copy
         # them.
-        return train, meter, acting if self.learner.rows > 1 else None, action
-
-    def learn(
-        self, train: TrainState, meter: Array, block: Rollout, key: Array, columns: Array | None
-    ) -> tuple[TrainState, Array, tuple[Array, ...]]:
-        key = jax.random.wrap_key_data(key, impl=self.impl)
-        train, metrics = self.learner.learn(train, block, key, columns)
-        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
-        return train, self.learner.add(meter, metrics), acting
-
-    def act(
-        self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
-    ) -> Action:
-        policy = jax.tree.unflatten(self.structure, acting)
-        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
+        acting = tuple(jax.tree.leaves(policy)) if self.learner.rows > 1 else None
+        return train, sums, acting, action
 
 
 class CompiledAgent:
@@ -204,44 +228,28 @@ class CompiledAgent:
             train = jax.jit(learner.init)(key, learner.hyper())
             # Where `put` places the state: if one is tied to its device and the other is not, the first
             # update compiles twice.
-            self.meter: Array = jax.device_put(learner.meter(), device)
-        self._apart = all(device.platform != "cpu" for device in self.meter.devices())
+            self.metric_sums: Array = jax.device_put(learner.metrics.zeros(), device)
+        platform = next(iter(self.metric_sums.devices())).platform
+        self._apart = platform != "cpu"
         """Whether the arrays are not in the host's memory."""
         self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
         """How the leaves make what `act` needs."""
-        compute = _Computations(learner, jax.random.key_impl(key), self._structure)
-        self._acts = {
-            explore: self._compiled(functools.partial(compute.act, explore)) for explore in (True, False)
-        }
-        self._recall = self._compiled(learner.recall)
-        self._absorb = self._compiled(compute.absorb, donate_argnums=(0, 1))
-        self._advance = self._compiled(compute.advance, donate_argnums=(0, 1))
-        self._learn = self._compiled(compute.learn, donate_argnums=(0, 1))
-        self._remember = jax.jit(learner.remember, donate_argnums=0)
+        compute = _Computations(learner, jax.random.key_impl(key), self._structure, platform, precision)
+        self._acts = {explore: jax.jit(functools.partial(compute.act, explore)) for explore in (True, False)}
+        self._recall = jax.jit(compute.recall)
+        self._update = jax.jit(compute.update, donate_argnums=(0, 1))
+        self._update_stored = jax.jit(functools.partial(compute.update, stored=True), donate_argnums=(0, 1))
+        self._advance = jax.jit(compute.advance, donate_argnums=(0, 1))
+        self._add = jax.jit(learner.add, donate_argnums=0)
         self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
         self._noise = KeyStream(lambda key, row: learner.noise(key, row, n))
         self._keys = KeyStream(lambda key, update: jax.random.key_data(learner.update_key(key, update)))
-        self._looked_at: tuple[Any, dict[str, int]] = (None, {})
+        self._known: tuple[Any, dict[str, int]] = (None, {})
         """Counters, and those known as numbers: programs ask at every step, and asking the device takes
         some microseconds."""
-        # Sums that were taken from the meter and that a reader has not read yet; None: for readers that have
-        # never read.
-        self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.meter.shape, np.float32)}
+        # Sums that a reader has not read yet; None: for readers that have never read.
+        self._unread: dict[str | None, np.ndarray] = {None: np.zeros(self.metric_sums.shape, np.float32)}
         self.put(train)
-
-    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        """Compile a function for the engine's device, with its precision."""
-        precision, platform = self.precision, next(iter(self.meter.devices())).platform
-
-        @functools.wraps(function)  # profiles show the name
-        def traced(*arguments: Any) -> Any:
-            precise = (
-                contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision)
-            )
-            with compiled_for(platform), precise:
-                return function(*arguments)
-
-        return jax.jit(traced, **options)
 
     def put(self, train: TrainState) -> None:
         """Make `train` the current state."""
@@ -289,34 +297,46 @@ class CompiledAgent:
         """
         return self._recall(self.acting, observation, carry, first, action)
 
-    def learn(self, block: Rollout, columns: list[int] | None = None) -> None:
-        """Update from a block whose rows the memory already holds; `columns` are those of `Learner.learn`."""
-        whose = None if columns is None else np.asarray(columns, np.int32)
+    def update(self, block: Rollout) -> None:
+        """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._calls)
         with self._guard():
-            learnt = self._learn(self.train, self.meter, block, key, whose)
-            self.train, self.meter, self._acting_now = learnt
+            self.train, self.metric_sums, self._acting_now = self._update(
+                self.train, self.metric_sums, block, key
+            )
             self._calls += 1
 
-    def learn_again(self, block: Rollout) -> None:
-        """Like `learn`, with a block that was learnt from before: an update is made, due or not, and nothing
-        is counted twice.
+    def update_stored(self, block: Rollout, actors: list[int] | None = None) -> None:
+        """Update from a block whose rows the memory already holds; `actors` are the segments of
+        `Learner.update`.
+        """
+        segments = None if actors is None else np.asarray(actors, np.int32)
+        key = self._keys.at(self.train.key, self._calls)
+        with self._guard():
+            self.train, self.metric_sums, self._acting_now = self._update_stored(
+                self.train, self.metric_sums, block, key, segments
+            )
+            self._calls += 1
+
+    def update_again(self, block: Rollout) -> None:
+        """Like `update_stored`, with a block that was learnt from before: an update is made, due or not, and
+        nothing is counted twice.
 
         Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself
         sees the block twice.
         """
         before, algorithm = jax.device_get(self.train.counters), self.learner.algorithm
-        seen = self._seen()
+        statistics = self._seen()
         if isinstance(algorithm, UpdateCounter):
-            self.train = self.train._replace(state=algorithm.hasten(self.train.state))
-        self.learn(block)
+            self.train = self.train._replace(state=algorithm.force_update(self.train.state))
+        self.update_stored(block)
         counters = self.train.counters._replace(
             timesteps=jax.device_put(before.timesteps, self.device),
             episodes=jax.device_put(before.episodes, self.device),
         )
 
         def as_before(path: Any, now: Array) -> Array:
-            return jax.device_put(seen[path], self.device) if path in seen else now
+            return jax.device_put(statistics[path], self.device) if path in statistics else now
 
         state = jax.tree.map_with_path(as_before, self.train.state)
         # The conditions of the next update count from the counters that were put back.
@@ -337,62 +357,55 @@ class CompiledAgent:
         leaves = jax.tree.leaves_with_path(self.train.state)
         return {path: np.array(leaf) for path, leaf in leaves if any(map(counting, path))}
 
-    def absorb(self, block: Rollout) -> None:
-        """Learn from a block of `learner.rows` rows of all actors."""
-        key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
-            self.train, self.meter, self._acting_now = self._absorb(self.train, self.meter, block, key)
-            self._calls += 1
-
     def advance(self, block: Rollout, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
         key = self._keys.at(self.train.key, self._calls)
         with self._guard():
-            self.train, self.meter, acting, action = self._advance(
-                self.train, self.meter, block, key, carry, first, noise
+            self.train, self.metric_sums, self._acting_now, action = self._advance(
+                self.train, self.metric_sums, block, key, carry, first, noise
             )
-            self._acting_now = acting
             self._calls += 1
         return self._fetched(action)
 
-    def absorb_columns(self, block: Rollout, columns: list[int]) -> None:
-        """Learn from a block whose columns belong to these actors, in this order.
+    def update_segments(self, block: Rollout, actors: list[int]) -> None:
+        """Learn from a block whose segments belong to these actors, in this order.
 
         An actor may have two, and `n` stands for none.
         """
-        with self._guard():  # all or nothing: columns that were left out could not be added later
-            for i, index in enumerate(columns):
+        with self._guard():  # all or nothing: segments that were left out could not be added later
+            for i, index in enumerate(actors):
                 if index == self.n:
                     continue
-                own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
-                self.train = self._remember(self.train, own, np.asarray([index], np.int32))
-            self.learn(block, columns)
+                segment = jax.tree.map(lambda x, i=i: x[:, i : i + 1], block._replace(carry=()))
+                self.train = self._add(self.train, segment, np.asarray([index], np.int32))
+            self.update_stored(block, actors)
 
     def metrics(self, reader: str = "") -> dict[str, float]:
         """Return the averages of the metrics since the last call by this reader.
 
         Those that never applied are left out.
         """
-        meter = np.asarray(self.meter)
-        self.meter = jnp.zeros_like(self.meter)
+        sums = np.asarray(self.metric_sums)
+        self.metric_sums = jnp.zeros_like(self.metric_sums)
         for each in self._unread:
-            self._unread[each] = self._unread[each] + meter
+            self._unread[each] = self._unread[each] + sums
         unread = self._unread.get(reader, self._unread[None])
         self._unread[reader] = np.zeros_like(unread)
-        return self.learner.read(unread)
+        return self.learner.metrics.read(unread)
 
     def skipped(self) -> int:
         """Return how many gradient steps were left out since the last call of `metrics` (by the reader
         ""), for not being finite.
         """
-        return self.learner.skipped(self._unread.get("", self._unread[None]) + np.asarray(self.meter))
+        unread = self._unread.get("", self._unread[None])
+        return self.learner.metrics.skipped(unread + np.asarray(self.metric_sums))
 
     def counter(self, name: str) -> int:
         """Return one of the counters: timesteps, episodes, updates, rows."""
         counters = self.train.counters
-        if self._looked_at[0] is not counters:
-            self._looked_at = counters, {}
-        known = self._looked_at[1]
+        if self._known[0] is not counters:
+            self._known = counters, {}
+        known = self._known[1]
         if name not in known:
             known[name] = int(getattr(counters, name))
         return known[name]

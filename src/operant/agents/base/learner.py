@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from operant.agents.base import updates
+from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
 from operant.agents.base.protocol import Algorithm, Counters, UpdateCounter, count_valid, counted, fold
 from operant.errors import SpecError
 from operant.memory.replay import Replay, RowSpec
@@ -28,12 +29,6 @@ from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 # Purposes of the run's key.
 INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
-
-METER_SLOTS = 32
-"""Maximal number of metrics that an update may report."""
-SUMMED = ("update/skipped",)
-"""Metrics that are summed over updates, while others are averaged: so one skipped step in a thousand
-shows."""
 
 
 class TrainState(NamedTuple):
@@ -57,19 +52,19 @@ class PolicyState(NamedTuple):
     hyper: Float[Array, " H"]
 
 
-def without_replay(train: TrainState) -> TrainState:
+def without_buffer(train: TrainState) -> TrainState:
     """Leave a replay memory out; one of the newest rows only, which is small, stays."""
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
 
 
-def without_rows(train: TrainState) -> TrainState:
+def with_empty_buffer(train: TrainState) -> TrainState:
     """Empty a replay memory."""
     memory = train.memory
     return train._replace(memory=Replay.emptied(memory)) if isinstance(memory, ReplayState) else train
 
 
 class Learner:
-    """An algorithm with its memory: `init`, `act`, `absorb`.
+    """An algorithm with its memory: `init`, `act`, `update`.
 
     Static; everything that changes is in `TrainState`.
     """
@@ -77,7 +72,7 @@ class Learner:
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.names = traced(type(algorithm.config))
-        self.metric_names: tuple[str, ...] = ()
+        self.metrics = MetricAccumulator()
 
     @property
     def rows(self) -> int:
@@ -97,8 +92,8 @@ class Learner:
         config = self.algorithm.config if config is None else config
         values = [getattr(config, name) for name in self.names]
         for name, value in zip(self.names, values, strict=True):
-            own = getattr(self.algorithm.config, name)
-            if not (isinstance(value, int | float) and isinstance(own, int | float)) and value != own:
+            current = getattr(self.algorithm.config, name)
+            if not (isinstance(value, int | float) and isinstance(current, int | float)) and value != current:
                 raise SpecError(f"{name} cannot become {value!r} in a running agent. Create a new one.")
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
@@ -248,7 +243,7 @@ class Learner:
         return algorithm.act(acting.policy, observation, carry, noise, explore)
 
     @functools.cached_property
-    def heeded(self) -> tuple[bool, ...]:
+    def relevant_carry(self) -> tuple[bool, ...]:
         """Whether actions without exploration depend on each leaf of the recurrent state, now or in later
         steps.
 
@@ -272,18 +267,13 @@ class Learner:
             read = {i for x in equation.invars for i in reads.get(id(x), ())}
             reads |= {id(x): read for x in equation.outvars}
         outputs = [reads.get(id(x), set()) for x in jaxpr.outvars]
-        found: set[int] = set().union(*outputs[:-count])
-        while more := {i for own in found for i in outputs[-count:][own]} - found:
-            found |= more
-        return tuple(i in found for i in range(count))
+        relevant: set[int] = set().union(*outputs[:-count])
+        while more := {i for leaf in relevant for i in outputs[-count:][leaf]} - relevant:
+            relevant |= more
+        return tuple(i in relevant for i in range(count))
 
     def recall(
-        self,
-        acting: PolicyState,
-        observation: Arrays,
-        carry: Tree,
-        first: Bool[Array, " n"],
-        action: Arrays,
+        self, acting: PolicyState, observation: Arrays, carry: Tree, first: Bool[Array, " n"], action: Arrays
     ) -> Action:
         """Return what `act` would have returned for observations `[n, ...]`, had it chosen these actions."""
         algorithm = self.at(acting.hyper)
@@ -312,77 +302,45 @@ class Learner:
     def update_key(self, key: Key, update: Array) -> Key:
         """Return the key of call number `update` of the algorithm's `update` in a run.
 
-        It is an argument of `absorb`, not made there: hashing keys one at a time costs as much as a small
+        It is an argument of `update`, not made there: hashing keys one at a time costs as much as a small
         update, many at once cost nothing.
         """
         return fold(key, UPDATE, update)
 
-    def absorb(self, train: TrainState, block: Rollout, key: Key) -> tuple[TrainState, Metrics]:
-        """Learn from the next block: put it into the memory, update with `update_key`, count."""
-        train = self.remember(train, block, None)
-        return self.learn(train, block, key)
-
-    def remember(self, train: TrainState, block: Rollout, columns: Array | None) -> TrainState:
+    def add(self, train: TrainState, block: Rollout, actors: Array | None = None) -> TrainState:
         """Put rows of some actors (None: of all, in order) into the memory."""
         if self.algorithm.memory is None:
             return train
-        memory = self.algorithm.memory.add(train.memory, block, columns)
+        memory = self.algorithm.memory.add(train.memory, block, actors)
         # Without the barrier XLA fuses writing with the reads that follow, and copies a whole ring to do so.
         return train._replace(memory=jax.lax.optimization_barrier(memory))
 
-    def meter(self) -> Float[Array, "2 M"]:
-        """Return sums and counts of the metrics, empty."""
-        return jnp.zeros((2, METER_SLOTS), jnp.float32)
-
-    def metered(self, train: TrainState, meter: Array, block: Rollout, key: Key) -> tuple[TrainState, Array]:
-        """Absorb a block and add its metrics to the meter."""
-        train, metrics = self.absorb(train, block, key)
-        return train, self.add(meter, metrics)
-
-    def add(self, meter: Array, metrics: Metrics) -> Array:
-        """Add scalars to a meter; NaN means that a metric does not apply.
-
-        Raises:
-            SpecError: there are more than `METER_SLOTS` metrics.
-        """
-        if len(metrics) > METER_SLOTS:
-            raise SpecError(
-                f"{type(self.algorithm).__name__}.update must return at most {METER_SLOTS} metrics. "
-                f"Received: {len(metrics)}. Leave some out."
-            )
-        if not metrics:
-            return meter
-        self.metric_names = tuple(metrics)  # known from tracing on, which is before any is read
-        values = jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics.values()])
-        return meter.at[:, : len(metrics)].add(updates.tally(values))
-
-    def read(self, meter: np.ndarray) -> dict[str, float]:
-        """Return averages from a meter, sums for the metrics in `SUMMED`.
-
-        Metrics that never applied are left out.
-        """
-        columns = zip(self.metric_names, *meter, strict=False)
-        return {k: float(t if k in SUMMED else t / c) for k, t, c in columns if c > 0}
-
-    def skipped(self, meter: np.ndarray) -> int:
-        """Return how many gradient steps a meter knows of that were left out."""
-        return int(self.read(meter).get("update/skipped", 0.0))
-
-    def learn(
-        self, train: TrainState, block: Rollout, key: Key, columns: Array | None = None
+    def update(
+        self,
+        train: TrainState,
+        block: Rollout,
+        key: Key,
+        *,
+        segments: Array | None = None,
+        stored: bool = False,
     ) -> tuple[TrainState, Metrics]:
-        """Update once from a block that the memory already holds.
+        """Learn from the next block: put it into the memory, update once, count.
 
         Args:
             train: the run.
             block: `[T, N]`.
             key: of `update_key`.
-            columns: the actor of each column; an actor may have two, and `N` stands for none. None: column i
-                is actor i's.
+            segments: the actor of each segment; an actor may have two, and `N` stands for none. None: segment
+                i is actor i's.
+            stored: whether the memory already holds the block.
+
+        Raises:
+            SpecError: there are more than `METRIC_SLOTS` metrics.
         """
-        if columns is not None:
-            train = train._replace(state=updates.with_columns(train.state, columns))
-        block = self.shown(block)
+        train = train if stored else self.add(train, block)
+        if segments is not None:
+            train = train._replace(state=updates.with_segments(train.state, segments))
+        block = self.mask_padding(block)
         before = train.counters
         steps, episodes = count_valid(block)
         counters = before._replace(
@@ -392,20 +350,25 @@ class Learner:
         )
         algorithm = self.at(self.now(train.hyper, counters))
         state, memory, metrics = algorithm.update(train.state, train.memory, block, counters, key)
-        made = (
+        if len(metrics) > METRIC_SLOTS:
+            raise SpecError(
+                f"{type(algorithm).__name__}.update must return at most {METRIC_SLOTS} metrics. "
+                f"Received: {len(metrics)}. Leave some out."
+            )
+        number = (
             algorithm.updates(state)
             if isinstance(algorithm, UpdateCounter)
             else counted(before.updates, jnp.uint32(1))
         )
-        counters = counters._replace(updates=made)
+        counters = counters._replace(updates=number)
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
-    def shown(self, block: Rollout) -> Rollout:
+    def mask_padding(self, block: Rollout) -> Rollout:
         """Return a block as losses read it: without its padding, if a network standardises by all rows
-        (see `updates.filled`).
+        (see `updates.mask_padding`).
         """
         if any(model.averages for model in self.algorithm.models.values()):
-            return updates.filled(block, self.algorithm.spaces)
+            return updates.mask_padding(block, self.algorithm.spaces)
         return block
 
 

@@ -118,7 +118,7 @@ class UpdateCounter(Protocol):
         """Return how many updates a state has seen."""
         ...
 
-    def hasten(self, state: Tree) -> Tree:
+    def force_update(self, state: Tree) -> Tree:
         """Return a state whose next call of `update` makes an update, due or not."""
         ...
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from operant.agents.base.metric_accumulator import STEP_COUNTS
 from operant.agents.options.shared_options import AgentConfig
 from operant.ops import optimise, statistics
 from operant.spec.spaces import Spaces
 from operant.types import Array, Metrics, Rollout, Tree
-
-STEP_COUNTS = ("update/skipped", "update/steps")
-"""Metrics that count gradient steps: summed over those of an update, while others are averaged."""
 
 
 def optimizer(config: AgentConfig) -> optimise.Optimizer:
@@ -28,8 +26,8 @@ def lr(config: AgentConfig) -> Array:
 
     NaN (does not apply) if the optimizer is an object, whose own is not known.
     """
-    own = isinstance(config.optimizer, optimise.CustomOptimizer)
-    return jnp.asarray(jnp.nan if own else config.lr, jnp.float32)
+    custom = isinstance(config.optimizer, optimise.CustomOptimizer)
+    return jnp.asarray(jnp.nan if custom else config.lr, jnp.float32)
 
 
 def reward_scale(config: AgentConfig, actors: int) -> Tree:
@@ -37,12 +35,12 @@ def reward_scale(config: AgentConfig, actors: int) -> Tree:
     return statistics.init_reward_scale(actors) if config.normalize_rewards else ()
 
 
-def with_columns(state: Any, columns: Array) -> Any:
-    """Note in an algorithm's state which actors the columns of the next block belong to
+def with_segments(state: Any, actors: Array) -> Any:
+    """Note in an algorithm's state which actors the segments of the next block belong to
     (`RewardScale.columns`), if it scales rewards.
     """
     scale: Any = getattr(state, "reward_scale", ())
-    return state if scale == () else state._replace(reward_scale=scale._replace(columns=columns))
+    return state if scale == () else state._replace(reward_scale=scale._replace(columns=actors))
 
 
 def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree, Rollout]:
@@ -58,7 +56,7 @@ def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree,
     return scale, block._replace(reward=reward)
 
 
-def filled(block: Rollout, spaces: Spaces) -> Rollout:
+def mask_padding(block: Rollout, spaces: Spaces) -> Rollout:
     """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads
     all rows.
 
@@ -79,20 +77,12 @@ def filled(block: Rollout, spaces: Spaces) -> Rollout:
     return block._replace(observation=observation)
 
 
-def applying(metrics: Metrics, there: Array) -> Metrics:
+def applying(metrics: Metrics, has_rows: Array) -> Metrics:
     """Return the metrics of a gradient step, NaN (does not apply) if there was none to take.
 
     Counts of steps stay.
     """
-    return {k: x if k in STEP_COUNTS else jnp.where(there, x, jnp.nan) for k, x in metrics.items()}
-
-
-def tally(values: Array) -> Array:
-    """Return numbers `[M]`, and how often each applies, `[2, M]`, to be summed: 0 and 0 where one is NaN
-    (does not apply).
-    """
-    applies = ~jnp.isnan(values)
-    return jnp.stack([jnp.where(applies, values, 0.0), applies.astype(jnp.float32)])
+    return {k: x if k in STEP_COUNTS else jnp.where(has_rows, x, jnp.nan) for k, x in metrics.items()}
 
 
 def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:

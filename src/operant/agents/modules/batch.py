@@ -94,8 +94,8 @@ class BatchPreparation:
 
     def batch(self, memory: Tree, key: Key) -> tuple[Rows, Bool[Array, " R"], Metrics]:
         """Return the rows to learn from, which of them count, and metrics."""
-        found = self._replayed if self.config.memory == "replay" else self._recent
-        rows, counts = found(memory, key)
+        read = self._replayed if self.config.memory == "replay" else self._recent
+        rows, counts = read(memory, key)
         weight = counts.astype(jnp.float32)
         advantage = rows.advantage
         metrics = {"value/target": losses.weighted_mean(jnp.mean(rows.target, axis=1), weight)}
@@ -120,8 +120,8 @@ class BatchPreparation:
         policy = self.objective
         assert isinstance(policy, objectives.PolicyGradient)
 
-        def log_prob(given: tuple[View, Arrays]) -> Array:
-            view, action = given
+        def log_prob(rows: tuple[View, Arrays]) -> Array:
+            view, action = rows
             outputs = policy.outputs(self.params, self.frozen, view)
             return policy.log_prob(outputs, view.observation, action)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Int
 
+from operant.agents.parts.minibatches import gradient_steps
 from operant.ops import optimise, prng, trust_region
 from operant.types import Array, Key, Metrics, Scalar, Tree
 
@@ -134,32 +135,30 @@ def fit(
         whole: whether the loss must see all rows in their own order, including those that do not count.
 
     Returns:
-        Parameters, the optimizer's state, means of what is watched over the steps, and the sum of those
-        skipped.
+        Parameters, the optimizer's state, and metrics of the steps, among them `update/grad_norm` and
+        `update/skipped`.
     """
     # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
     # iteration.
     words, impl = jax.random.key_data(key), jax.random.key_impl(key)
     number = jnp.sum(counts, dtype=jnp.int32)
     size = number if plan.fraction is None else _size(plan.fraction, number)
-    shapes = jax.eval_shape(
-        lambda: _value(loss, params, Sample(rows, _ordered(counts, None), size, whole))[1]
-    )
     trained: Callable[[Tree], Tree] = (lambda params: params) if learning is None else learning.trained
-    names = (*shapes, *(["update/accepted"] if plan.search else []), "grad_norm", "skipped")
 
-    def step(i: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
-        params, opt_state, total = carry
-        words_i = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i))
+    def numbered(i: Array, _: Any) -> Array:
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i))
+
+    def step(carry: tuple[Tree, Tree], words_i: Array) -> tuple[tuple[Tree, Tree], Metrics]:
+        params, opt_state = carry
         order = _ordered(
             counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i, impl=impl)
         )
         sample = Sample(rows, order, size, whole)
 
-        own = loss if learning is None or learning.loss is None else learning.loss(words_i)
-        value = functools.partial(_penalised, own, plan.l2, sample, trained)
+        step_loss = loss if learning is None or learning.loss is None else learning.loss(words_i)
+        value = functools.partial(_penalised, step_loss, plan.l2, sample, trained)
         if plan.evolution is None:
-            grads, watched = _gradient(own, params, sample)
+            grads, watched = _gradient(step_loss, params, sample)
             penalty = jax.tree.map(lambda p: 2.0 * jnp.asarray(plan.l2, p.dtype) * p, trained(params))
             grads = jax.tree.map(jnp.add, grads, penalty)
         else:
@@ -171,17 +170,14 @@ def fit(
             moved, info = _natural(plan.natural, params, grads, sample)
         if plan.search is not None:
             moved, accepted = _searched(value, params, moved, plan.search)
-            info["update/accepted"] = accepted
+            info["accepted"] = accepted
         if learning is not None:
             moved = learning.averaged(words_i, params, moved, _subset(sample)[0])
-        watched = {**watched, **info}
-        return moved, opt_state, total + jnp.stack([watched[name] for name in names])
+        return (moved, opt_state), {**watched, **{f"update/{name}": x for name, x in info.items()}}
 
     steps = jnp.where(number > 0, jnp.asarray(plan.steps).astype(jnp.int32), 0)
-    start = (params, opt_state, jnp.zeros(len(names), jnp.float32))
-    params, opt_state, total = jax.lax.fori_loop(0, steps, step, start)
-    mean = dict(zip(names, total / steps.astype(jnp.float32), strict=True))  # NaN without a step
-    return params, opt_state, {**mean, "skipped": total[names.index("skipped")]}
+    (params, opt_state), metrics = gradient_steps(step, (params, opt_state), numbered, steps)
+    return params, opt_state, metrics
 
 
 def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
@@ -203,14 +199,16 @@ def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
 def _gradient(loss: Loss, params: Tree, sample: Sample) -> tuple[Tree, Metrics]:
     """Return the gradient of the mean loss of a sample, and mean metrics."""
     gradient = jax.grad(_weighted, has_aux=True)
-    found: tuple[Tree, Metrics] = _summed(lambda own, weight: gradient(params, loss, own, weight), sample)
-    return found
+    mean: tuple[Tree, Metrics] = _summed(lambda chunk, weight: gradient(params, loss, chunk, weight), sample)
+    return mean
 
 
 def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
     """Return the mean loss of a sample, and mean metrics."""
-    found: tuple[Array, Metrics] = _summed(lambda own, weight: _weighted(params, loss, own, weight), sample)
-    return found
+    mean: tuple[Array, Metrics] = _summed(
+        lambda chunk, weight: _weighted(params, loss, chunk, weight), sample
+    )
+    return mean
 
 
 def _penalised(
@@ -235,9 +233,9 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
         return f(jax.tree.map(lambda x: x[order], rows), _weights(0, length, size))
 
     def part(i: Array, total: Tree) -> Tree:
-        own = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
-        found = f(jax.tree.map(lambda x: x[own], rows), _weights(i * CHUNK, CHUNK, size))
-        return jax.tree.map(jnp.add, total, found)
+        chunk = jax.lax.dynamic_slice(order, (i * CHUNK,), (CHUNK,))
+        summed = f(jax.tree.map(lambda x: x[chunk], rows), _weights(i * CHUNK, CHUNK, size))
+        return jax.tree.map(jnp.add, total, summed)
 
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((CHUNK, *x.shape[1:]), x.dtype), rows)
     shapes = jax.eval_shape(lambda rows: f(rows, jnp.zeros(CHUNK, jnp.float32)), one)
@@ -257,10 +255,10 @@ def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample
     """
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
-    own, weight = _subset(sample)
+    subset, weight = _subset(sample)
     product = trust_region.fisher_product(
-        lambda x: natural.network(tree(x), own),
-        lambda old, new: jnp.sum(natural.divergence(own, old, new) * weight),
+        lambda x: natural.network(tree(x), subset),
+        lambda old, new: jnp.sum(natural.divergence(subset, old, new) * weight),
         start,
         natural.damping,
     )
@@ -314,14 +312,14 @@ def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tu
     """
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
-    found = trust_region.line_search(
+    line = trust_region.line_search(
         lambda x: value(tree(x))[0] < reached,
         start,
         ravel_pytree(moved)[0] - start,
         candidates=search.candidates,
         factor=search.factor,
     )
-    return tree(found.point), found.accepted.astype(jnp.float32)
+    return tree(line.point), line.accepted.astype(jnp.float32)
 
 
 def _weights(first: Any, length: int, size: Array) -> Array:
@@ -348,5 +346,7 @@ def apply_in_chunks(f: Callable[[Any], Array], rows: Any) -> Array:
     """Return `f(rows)` for rows `[R, ...]`, computed in chunks if there are many."""
     if len(jax.tree.leaves(rows)[0]) <= CHUNK:
         return f(rows)
-    found: Array = jax.lax.map(lambda row: f(jax.tree.map(lambda x: x[None], row))[0], rows, batch_size=CHUNK)
-    return found
+    outputs: Array = jax.lax.map(
+        lambda row: f(jax.tree.map(lambda x: x[None], row))[0], rows, batch_size=CHUNK
+    )
+    return outputs

@@ -7,7 +7,7 @@ loss of every row. It knows neither memory nor optimizer.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -63,62 +63,12 @@ class Rows(NamedTuple):
     """Weight of the policy's gradient."""
 
 
-class Objective(Protocol):
-    """One thing to learn. `params` and `frozen` are variables by model (`model`, `baseline`)."""
-
-    @property
-    def spaces(self) -> Spaces:
-        """What the agent sees and does."""
-        ...
-
-    def heads(self) -> dict[str, Head]:
-        """Return the heads of the network."""
-        ...
-
-    def baseline_inputs(self) -> dict[str, Leaf]:
-        """Return what a baseline with a network of its own reads."""
-        ...
-
-    def shown(self, name: str, rows: Rows) -> Arrays:
-        """Return what a model reads of rows in its loss."""
-        ...
-
-    def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
-        """Return what a baseline reads for observations and the actions taken, `[n, ...]`."""
-        ...
-
-    def followed(self, params: Tree) -> Tree:
-        """Return the parameters that target networks follow; `()` if there are none."""
-        ...
-
-    def noise(self, key: Key, n: int) -> Tree:
-        """Return the randomness of acting, plain arrays `[n, ...]`."""
-        ...
-
-    def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
-        """Return actions for outputs `[n, ...]`, before exploration."""
-        ...
-
-    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
-        """Return the log-probability `[n]` of actions."""
-        ...
-
-    def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
-        """Return the predicted values of rows, `[R, E]`."""
-        ...
-
-    def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the loss of every row, `[R]`, and metrics of the same shape."""
-        ...
-
-    def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return the loss of imitating those rows that count; see `operant.agents.parts.imitation`."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Networks:
-    """What all objectives share. Networks go by name: `model`, `baseline`."""
+    """What all objectives share. `params` and `frozen` are variables by model: `model`, `baseline`.
+
+    Losses, values and metrics are those of every row, `[R]`; arrays of acting are `[n, ...]`.
+    """
 
     config: ModularConfig
     spaces: Spaces
@@ -128,7 +78,7 @@ class Networks:
         """Return what a baseline with a network of its own reads."""
         return dict(self.spaces.states.components)
 
-    def shown(self, name: str, rows: Rows) -> Arrays:
+    def inputs_of(self, name: str, rows: Rows) -> Arrays:
         """Return what a model reads of rows in its loss."""
         return rows.view.observation
 
@@ -321,7 +271,7 @@ class DeterministicGradient(Networks):
         """Return what the baseline reads."""
         return with_actions(observation, units, self.spaces)
 
-    def shown(self, name: str, rows: Rows) -> Arrays:
+    def inputs_of(self, name: str, rows: Rows) -> Arrays:
         """Return states, and for the baseline the actions taken as well."""
         observation = rows.view.observation
         return observation if name == "model" else self.experienced(observation, rows.action)
@@ -340,18 +290,18 @@ class DeterministicGradient(Networks):
         A recurrent one has read the actions taken before.
         """
         model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
-        shown = self._with(units, view.observation)
+        inputs = self._with(units, view.observation)
         carry = self._states(model, variables, view) if model.recurrent else ()
-        return model.apply(variables, shown, carry)[0][VALUE]
+        return model.apply(variables, inputs, carry)[0][VALUE]
 
     def _states(self, model: Model, variables: Tree, view: View) -> Tree:
         """Return the recurrent states of the baseline before each row, `[R, size]` by name."""
         assert not isinstance(view.valid, tuple) and not isinstance(view.taken, tuple)
         T, n = view.valid.shape
-        seen = {name: x[: T * n] for name, x in view.observation.items()}
-        seen = self.experienced(seen, view.taken)
-        seen = {name: x.reshape(T, n, *x.shape[1:]) for name, x in seen.items()}
-        states = model.states(variables, seen, view.carry["baseline"], begins(view.valid))
+        inputs = {name: x[: T * n] for name, x in view.observation.items()}
+        inputs = self.experienced(inputs, view.taken)
+        inputs = {name: x.reshape(T, n, *x.shape[1:]) for name, x in inputs.items()}
+        states = model.states(variables, inputs, view.carry["baseline"], begins(view.valid))
         rows = len(next(iter(view.observation.values())))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], states)
 
@@ -425,11 +375,11 @@ class ActionValue(Networks):
         """
         slow = self.q_values(target, frozen, view)
         choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
-        masks, found = masks_of(view.observation), []
+        masks, best_values = masks_of(view.observation), []
         for name, q in slow.items():
             best = losses.double_target(q, choosing[name], masks.get(name))
-            found.append(best.reshape(len(best), -1))
-        return jnp.concatenate(found, axis=1)
+            best_values.append(best.reshape(len(best), -1))
+        return jnp.concatenate(best_values, axis=1)
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
         """Return the mean error over the elements of the actions."""
@@ -445,7 +395,8 @@ class ActionValue(Networks):
         return imitation.margin(q_values, rows.action, masks_of(rows.view.observation), counts)
 
 
-OBJECTIVES: dict[str, type[PolicyGradient] | type[DeterministicGradient] | type[ActionValue]] = {
+Objective: TypeAlias = PolicyGradient | DeterministicGradient | ActionValue
+OBJECTIVES: dict[str, type[Objective]] = {
     "policy_gradient": PolicyGradient,
     "deterministic_policy_gradient": DeterministicGradient,
     "action_value": ActionValue,

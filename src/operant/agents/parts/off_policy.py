@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,12 @@ from operant.agents.parts.action_scaling import (
     with_actions,
 )
 from operant.agents.parts.actor_critic import evaluate
+from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.table import serving
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.network import written
 from operant.ops import optimise, prng
-from operant.ops.repeat import repeat
 from operant.spec.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
@@ -113,19 +113,8 @@ class ContinuousActorCritic(abc.ABC):
     actor: Model
     critics: dict[str, Model]
 
-    reported: ClassVar[tuple[str, ...]] = ("loss/critic", "value/mean", "loss/actor", "update/grad_norm")
-    """Metrics of a gradient step, besides `update/skipped`."""
-
     @classmethod
-    def build(
-        cls,
-        config: Any,
-        spaces: Spaces,
-        actors: int,
-        *,
-        name: str,
-        critics: tuple[str, ...],
-    ) -> Self:
+    def build(cls, config: Any, spaces: Spaces, actors: int, *, name: str, critics: tuple[str, ...]) -> Self:
         """Build the actor, and as many critics as there are names.
 
         Raises:
@@ -144,15 +133,15 @@ class ContinuousActorCritic(abc.ABC):
         # The critics normalise the states that the actor normalises, and no actions, which are in units
         # already. A Keras model brings weights: a second critic draws its own, or it would stay a copy of the
         # first.
-        made = {
+        models = {
             critic: build(network, inputs, value, normalize=actor.normalized, reinitialize=i > 0, name=critic)
             for i, critic in enumerate(critics)
         }
-        built = cls(config, spaces, actors, actor, made)
-        sequences.refuse_averages(built.models)
-        if built.recurrent:
-            sequences.require_room(config, actors, built.sequence_rows)
-        return built
+        algorithm = cls(config, spaces, actors, actor, models)
+        sequences.refuse_averages(algorithm.models)
+        if algorithm.recurrent:
+            sequences.require_room(config, actors, algorithm.sequence_rows)
+        return algorithm
 
     @staticmethod
     @abc.abstractmethod
@@ -191,8 +180,8 @@ class ContinuousActorCritic(abc.ABC):
 
     def optimizer_at(self, lr: float | Array | None, name: Any = None) -> optimise.Optimizer:
         """Return the optimizer with a learning rate of its own, if any, or another by name."""
-        own = {"lr": lr, "optimizer": name}
-        changed = {key: value for key, value in own.items() if value is not None}
+        values = {"lr": lr, "optimizer": name}
+        changed = {key: value for key, value in values.items() if value is not None}
         return updates.optimizer(self.config.with_values(changed))
 
     def networks(self, key: Key) -> dict[str, Tree]:
@@ -242,11 +231,11 @@ class ContinuousActorCritic(abc.ABC):
 
     def _by_action(self, flat: Array) -> Arrays:
         """Cut `[n, size]` into `[n, *shape]` by action."""
-        found, start = {}, 0
+        parts, start = {}, 0
         for name, leaf in self.spaces.actions.components.items():
-            found[name] = flat[:, start : start + leaf.size].reshape(-1, *leaf.shape)
+            parts[name] = flat[:, start : start + leaf.size].reshape(-1, *leaf.shape)
             start += leaf.size
-        return found
+        return parts
 
     def initial_carry(self, n: int) -> Tree:
         """Return the states of the recurrent networks at the start of an episode, by name."""
@@ -327,11 +316,11 @@ class ContinuousActorCritic(abc.ABC):
 
     # Learning
 
-    def outputs(self, variables: Tree, seen: NetworkInputs) -> Arrays:
+    def outputs(self, variables: Tree, inputs: NetworkInputs) -> Arrays:
         """Return the actor's outputs `[B, ...]`."""
         if not self.actor.recurrent:
-            return self.actor.apply(variables, seen.observation)[0]
-        block, row = self._remembered("actor", seen)
+            return self.actor.apply(variables, inputs.observation)[0]
+        block, row = self._remembered("actor", inputs)
         rest = sequences.cut(block, self.config.burn_in)
         carry = sequences.warmed(self.actor, variables, block, self.config.burn_in)
         return sequences.at(evaluate(self.actor, variables, rest.observation, carry, rest.valid), row)
@@ -347,12 +336,12 @@ class ContinuousActorCritic(abc.ABC):
         return critic.apply(variables, inputs, carry)[0]["value"]
 
     @staticmethod
-    def _remembered(name: str, seen: NetworkInputs) -> tuple[Rollout, Array]:
+    def _remembered(name: str, inputs: NetworkInputs) -> tuple[Rollout, Array]:
         """Return the sequences that contain the rows, with the stored states of one network, and which
         rows these are.
         """
-        assert isinstance(seen.block, Rollout) and not isinstance(seen.row, tuple)
-        return seen.block._replace(carry=seen.block.carry[name]), seen.row
+        assert isinstance(inputs.block, Rollout) and not isinstance(inputs.row, tuple)
+        return inputs.block._replace(carry=inputs.block.carry[name]), inputs.row
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return what critics read."""
@@ -365,8 +354,8 @@ class ContinuousActorCritic(abc.ABC):
         the state.
         """
         return tuple(
-            self.value(name, {**getattr(state, name), "params": own}, inputs, action)
-            for name, own in zip(self.critics, params, strict=True)
+            self.value(name, {**getattr(state, name), "params": critic_params}, inputs, action)
+            for name, critic_params in zip(self.critics, params, strict=True)
         )
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
@@ -374,21 +363,25 @@ class ContinuousActorCritic(abc.ABC):
         `Model.learning`).
         """
         models = enumerate(self.models.items())
-        found = {name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models}
-        return state._replace(**found)
+        networks = {
+            name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models
+        }
+        return state._replace(**networks)
 
     def step_critics(
         self, state: Any, params: tuple[Tree, ...], optimizer: Tree, grads: Tree, batch: ReplayBatch
     ) -> tuple[tuple[Tree, ...], Tree, CriticStep]:
         """Step all critics together, and move their running averages; the state is from `learning`."""
-        there = jnp.any(batch.weight > 0)
-        params, optimizer, info = optimise.apply(self.critic_optimizer, params, optimizer, grads, there=there)
+        has_rows = jnp.any(batch.weight > 0)
+        params, optimizer, info = optimise.apply(
+            self.critic_optimizer, params, optimizer, grads, there=has_rows
+        )
         inputs = self._inputs(batch.now.observation, batch.action)
         params = tuple(
-            model.averaged(own, getattr(state, name), inputs, there=there)
-            for (name, model), own in zip(self.critics.items(), params, strict=True)
+            model.averaged(critic_params, getattr(state, name), inputs, there=has_rows)
+            for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
         )
-        taken = (info["skipped"] == 0) & there
+        taken = (info["skipped"] == 0) & has_rows
         return params, optimizer, CriticStep(taken, info["skipped"], info["grad_norm"])
 
     def step_actor(
@@ -399,28 +392,15 @@ class ContinuousActorCritic(abc.ABC):
         params = self.actor.averaged(params, state.actor, batch.now.observation)
         return params, optimizer, {f"update/{k}": x for k, x in info.items()}
 
-    def learn(
-        self,
-        state: Any,
-        memory: Tree,
-        block: Rollout,
-        counters: Counters,
-        key: Key,
-        step: Callable[[Any, ReplayBatch, Key], tuple[Any, Metrics]],
+    @abc.abstractmethod
+    def step(self, state: Any, batch: ReplayBatch, key: Key) -> tuple[Any, Metrics]:
+        """Take one gradient step; return the state after it, and metrics (NaN: does not apply)."""
+
+    def replay(
+        self, state: Any, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[Any, Metrics]:
-        """Update running moments from a block, and take gradient steps once the memory is filled.
-
-        Args:
-            state: of the algorithm.
-            memory: holds the block already.
-            block: the newest rows.
-            counters: after the block.
-            key: consumed.
-            step: one gradient step: takes (state, batch, key), returns the state and the metrics of
-                `reported` (NaN: does not apply).
-
-        Returns:
-            The state, and the metrics' means over the steps to which they apply.
+        """Update running statistics from a block that the memory holds already, and take the gradient steps
+        that are due once the memory is filled; return the state and the steps' metrics.
         """
         c = self.config
         scale, _ = updates.scale_block(c, state.reward_scale, block)
@@ -434,26 +414,21 @@ class ContinuousActorCritic(abc.ABC):
         ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
         if self.recurrent:
             ready &= Replay.has_sequence(memory, self.sequence_rows)
-        steps = jnp.where(ready, count, 0)
-        names = (*self.reported, "update/skipped")
-        # Two keys per step, as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is
-        # used in every iteration. Hashed: a cipher's loop for them would take as long as a small network's
-        # step.
-        impl, words = jax.random.key_impl(key), prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
+        # Two keys per step, hashed: a cipher's loop for them would take as long as a small network's step.
+        words = prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
+        keys = key_of_step(jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)))
 
-        def one(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, meter = carry
-            draw, own = (jax.random.wrap_key_data(words[i, j], impl=impl) for j in range(2))
+        def drawn(i: Array, state: Any) -> tuple[ReplayBatch, Key]:
+            draw, step_key = keys(i)
             batch = self._sampled(memory, draw)
-            batch = batch._replace(reward=updates.scale_replayed(c, state.reward_scale, batch.reward))
-            state, metrics = step(state, batch, own)
-            return state, meter + updates.tally(jnp.stack([metrics[name] for name in names]))
+            return batch._replace(
+                reward=updates.scale_replayed(c, state.reward_scale, batch.reward)
+            ), step_key
 
-        state, meter = repeat(steps, most, one, (state, jnp.zeros((2, len(names)), jnp.float32)))
-        total = dict(zip(names, meter[0], strict=True))
-        mean = dict(zip(self.reported, meter[0] / meter[1], strict=False))  # 0 / 0, NaN, where none applies
-        lr = updates.lr(c)
-        return state, {**mean, "update/skipped": total["update/skipped"], "update/lr": lr}
+        state, metrics = gradient_steps(
+            lambda state, batch: self.step(state, *batch), state, drawn, jnp.where(ready, count, 0), most
+        )
+        return state, {**metrics, "update/lr": updates.lr(c)}
 
     def _sampled(self, memory: Tree, key: Key) -> ReplayBatch:
         """Draw what a gradient step learns from."""
@@ -486,8 +461,8 @@ class ContinuousActorCritic(abc.ABC):
 def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str, Tree]:
     """Return copies of networks as targets, for those networks whose target is a field of the state."""
     return {
-        f"target_{name}": jax.tree.map(jnp.copy, own["params"])
-        for name, own in variables.items()
+        f"target_{name}": jax.tree.map(jnp.copy, model["params"])
+        for name, model in variables.items()
         if f"target_{name}" in fields
     }
 
@@ -513,6 +488,6 @@ def noise_scale(spaces: Spaces, deviation: float | Array) -> Array:
     return jnp.asarray(deviation, jnp.float32) * np.float32(half.mean())
 
 
-def _network(given: Any) -> Any:
-    spec = written(given)
-    return given if spec is given else {**NETWORK, **spec}
+def _network(network: Any) -> Any:
+    spec = written(network)
+    return network if spec is network else {**NETWORK, **spec}

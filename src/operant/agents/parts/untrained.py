@@ -48,7 +48,7 @@ class RandomPolicy:
         """No update is ever made."""
         return jnp.zeros((), jnp.uint32)
 
-    def hasten(self, state: Any) -> Any:
+    def force_update(self, state: Any) -> Any:
         """Return the state as it is."""
         return state
 

@@ -33,8 +33,8 @@ class PolicyFunction:
         self._start = [np.asarray(x[0]) for _, x in paths]
         initial = {
             jax.tree_util.keystr(path, simple=True, separator="/"): start
-            for (path, _), start, heeded in zip(paths, self._start, learner.heeded, strict=True)
-            if heeded
+            for (path, _), start, relevant in zip(paths, self._start, learner.relevant_carry, strict=True)
+            if relevant
         }
         self.interface = Interface(learner.algorithm.spaces, initial)
         self.batch: Any = export.symbolic_shape("batch")[0]
@@ -67,8 +67,8 @@ class PolicyFunction:
         algorithm = self._learner.at(self._acting.hyper)
         size, given = next(iter(inputs.values())).shape[0], iter(carry)
         before = [
-            next(given) if heeded else jnp.broadcast_to(start, (size, *start.shape))
-            for start, heeded in zip(self._start, self._learner.heeded, strict=True)
+            next(given) if relevant else jnp.broadcast_to(start, (size, *start.shape))
+            for start, relevant in zip(self._start, self._learner.relevant_carry, strict=True)
         ]
         whole = jax.tree.unflatten(self._carry, before)
         return algorithm.act(self._acting.policy, observation, whole, noise, False)
@@ -79,7 +79,7 @@ class PolicyFunction:
 
     def _outputs(self, acted: Action) -> Arrays:
         actions, leaves = self._learner.emit(acted.action), jax.tree.leaves(acted.carry)
-        after = [x for x, heeded in zip(leaves, self._learner.heeded, strict=True) if heeded]
+        after = [x for x, relevant in zip(leaves, self._learner.relevant_carry, strict=True) if relevant]
         flat: Arrays = {}
         for port in self.interface.outputs:
             if port.kind == "internals":

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry, without_replay
+from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry, without_buffer
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
@@ -126,7 +126,8 @@ class DeviceRun:
             own = jax.tree.map(lambda x: x[i], noise)
             block, world, ended = self.collect(train, world, own, env_key)
             key = jax.random.wrap_key_data(keys[i], impl=impl)
-            train, meter = self.learner.metered(train, meter, block, key)
+            train, metrics = self.learner.update(train, block, key)
+            meter = self.learner.metrics.add(meter, metrics)
             ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
             return train, world, meter, ends
 
@@ -262,7 +263,7 @@ class DeviceDriver:
         self.train: TrainState = self.devices.everywhere(train)
         self.world: RunnerState = self.devices.shared(jax.jit(self.loop.begin)(key), n)
         self.step = 0
-        self._empty = self.devices.making(learner.meter)
+        self._empty = self.devices.making(learner.metrics.zeros)
         self._meter = self._empty()
         self.agree: Agree | None = self.devices.agree if self.devices.processes > 1 else None
         self._compiled: Any = None
@@ -306,17 +307,17 @@ class DeviceDriver:
     @property
     def learnt(self) -> TrainState:
         """The learning state without a replay memory."""
-        return without_replay(self.train)
+        return without_buffer(self.train)
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
         meter = np.asarray(self._meter)
         self._meter = self._empty()
-        return self.learner.read(meter)
+        return self.learner.metrics.read(meter)
 
     def skipped(self) -> int:
         """Return how many gradient steps were left out since the last call of `metrics`."""
-        return self.learner.skipped(np.asarray(self._meter))
+        return self.learner.metrics.skipped(np.asarray(self._meter))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' part of what is needed to continue."""

@@ -1,4 +1,4 @@
-"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `absorb` per
+"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `update` per
 block.
 """
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from operant.agents.base.compiled import CompiledAgent
-from operant.agents.base.learner import Learner, TrainState, reset_carry, without_replay
+from operant.agents.base.learner import Learner, TrainState, reset_carry, without_buffer
 from operant.envs.vector.base import VectorEnv, VectorStep
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree
@@ -159,7 +159,7 @@ class HostDriver:
     @property
     def learnt(self) -> TrainState:
         """The same without a replay memory."""
-        return without_replay(self.engine.train)
+        return without_buffer(self.engine.train)
 
     @property
     def learner(self) -> Learner:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.agents.base.learner import Learner, TrainState, without_replay
+from operant.agents.base.learner import Learner, TrainState, without_buffer
 from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
 from operant.spec.runtime import processors
@@ -136,12 +136,12 @@ class MultiSeedRunner:
     def metrics(self, index: int) -> dict[str, float]:
         """Return a run's averages of the metrics since the last call."""
         meter = np.asarray(self._runs.get(index, "meter"))
-        self._runs.put(index, "meter", self.learner.meter())
-        return self.learner.read(meter)
+        self._runs.put(index, "meter", self.learner.metrics.zeros())
+        return self.learner.metrics.read(meter)
 
     def skipped(self, index: int) -> int:
         """Return how many of a run's gradient steps were left out since the last call of `metrics`."""
-        return self.learner.skipped(np.asarray(self._runs.get(index, "meter")))
+        return self.learner.metrics.skipped(np.asarray(self._runs.get(index, "meter")))
 
     def put(
         self, index: int, train: TrainState, world: RunnerState | None = None, step: int | None = None
@@ -165,13 +165,13 @@ class SeedState(NamedTuple):
 
     def part(self, name: Part) -> Tree:
         """Return a part; `learnt` is the learning state without its replay memory."""
-        return without_replay(self.train) if name == "learnt" else getattr(self, name)
+        return without_buffer(self.train) if name == "learnt" else getattr(self, name)
 
     def replaced(self, name: Part, value: Tree) -> SeedState:
         """Replace a part."""
         if name != "learnt":
             return self._replace(**{name: value})
-        whole = without_replay(self.train) is self.train  # there was no memory to leave out
+        whole = without_buffer(self.train) is self.train  # there was no memory to leave out
         return self._replace(train=value if whole else value._replace(memory=self.train.memory))
 
 
@@ -187,7 +187,7 @@ class _SeparateRuns:
         self._states: list[SeedState] = []
         for i in range(keys.shape[0]):
             key = _of(keys, i)
-            state = SeedState(init(key, hyper[i]), begin(key), learner.meter())
+            state = SeedState(init(key, hyper[i]), begin(key), learner.metrics.zeros())
             # One after the other, for the reason that `begun` says.
             self._states.append(jax.block_until_ready(state))
         self._loop = functools.partial(loop.iterate, limit=blocks)
@@ -241,7 +241,7 @@ class _VmapRuns:
         train = jax.jit(functools.partial(begun, learner))(keys, hyper)
         world = jax.jit(jax.vmap(loop.begin))(keys)
         self._size = keys.shape[0]
-        self._state = SeedState(train, world, jnp.stack([learner.meter()] * self._size))
+        self._state = SeedState(train, world, jnp.stack([learner.metrics.zeros()] * self._size))
         self._loop = functools.partial(loop.iterate, limit=blocks)
 
     @functools.cached_property
