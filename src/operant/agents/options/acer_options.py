@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from operant.agents.options.shared_options import ModelConfig, ReplayConfig
+from operant.agents.options.shared_options import AgentConfig, ModelConfig, ReplayConfig, changed, number
 from operant.spec import Scalar, option
 
 
@@ -13,55 +13,31 @@ class ACERConfig(ReplayConfig, ModelConfig):
 
     waiting: ClassVar[str] = "Nothing is replayed: replay begins after {:,} steps"
 
-    delta: Scalar = option(
+    delta: Scalar = number(
         1,
         "Size δ of the trust region: how far a step may move the policy from its average. Larger: bigger "
         "steps",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
         needs=("trust_region", True),
     )
-    ema_alpha: Scalar = option(
+    ema_alpha: Scalar = number(
         0.99,
         "Decay of the moving average of the network, around which the trust region lies",
-        low=0.0,
         high=1.0,
-        search="log_uniform",
-        traced=True,
         needs=("trust_region", True),
     )
-    entropy_coef: Scalar = option(
-        0.01,
-        "Entropy coefficient for loss calculation. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    epsilon: Scalar = option(
+    entropy_coef: Scalar = number(0.01, "Entropy coefficient for loss calculation. Larger: more exploration")
+    epsilon: Scalar = number(
         1e-06,
         "Added to divisors in gradient updates: to probabilities, and to the squared norm in the trust "
         "region",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
     )
-    grad_norm: float | None = option(
-        10,
-        "Global norm to which gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    importance_c: Scalar = option(
+    grad_norm: float | None = changed(AgentConfig, "grad_norm", 10)
+    importance_c: Scalar = number(
         10.0,
         "Importance weight truncation parameter: larger weights are truncated to it, and the action values "
         "correct the bias",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
     )
     n_steps: int = option(
         20,
@@ -80,16 +56,13 @@ class ACERConfig(ReplayConfig, ModelConfig):
         traced=True,
     )
     trust_region: bool = option(True, "Bound the policy's steps by a trust region around its average")
-    value_loss_coef: Scalar = option(
-        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
-    )
-    buffer_initial_size: int | None = option(
+    value_loss_coef: Scalar = number(0.5, "Value loss coefficient for value loss calculation")
+    buffer_initial_size: int | None = changed(
+        ReplayConfig,
+        "buffer_initial_size",
         None,
         "Replay buffer initial size: environment steps before replay begins; learning from fresh "
         "experience starts at once (default: buffer-max-size)",
-        unit="environment steps",
-        low=0,
-        search="int",
     )
     buffer_batch_size: int = option(
         1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from operant.agents.options.shared_options import EpsilonConfig, ModelConfig, SequenceConfig
+from operant.agents.options.shared_options import EpsilonConfig, ModelConfig, SequenceConfig, number
 from operant.spec import Scalar, Schedule, option
 
 
@@ -16,14 +16,8 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
     target_sync_steps: int = option(
         1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
     )
-    tau: Scalar = option(
-        1.0,
-        "Weight of the online network when the target is synced (1: copy)",
-        low=0.0,
-        low_open=True,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
+    tau: Scalar = number(
+        1.0, "Weight of the online network when the target is synced (1: copy)", low_open=True, high=1.0
     )
     train_every: int = option(
         1,
@@ -45,22 +39,16 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
         False, "Separate streams for the value of the state and the advantages of the actions"
     )
     prioritized: bool = option(False, "Replay transitions in proportion to their last TD error")
-    priority_alpha: Scalar = option(
+    priority_alpha: Scalar = number(
         0.6,
         "With prioritized: exponent of the priorities (0: uniform)",
-        low=0.0,
         high=1.0,
-        search="log_uniform",
-        traced=True,
         needs=("prioritized", True),
     )
-    priority_beta: Scalar = option(
+    priority_beta: Scalar = number(
         0.4,
         "With prioritized: exponent of the importance weights (1: full correction)",
-        low=0.0,
         high=1.0,
-        search="log_uniform",
-        traced=True,
         needs=("prioritized", True),
     )
 
@@ -95,13 +83,10 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
     noisy: bool = option(
         False, "Explore by learned noise on the weights of dense layers, instead of by epsilon"
     )
-    noisy_std: Scalar = option(
+    noisy_std: Scalar = number(
         0.5,
         "With noisy: initial standard deviation of the noise",
         unit="1 / √inputs of a layer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
         needs=("noisy", True),
         settled=True,
     )

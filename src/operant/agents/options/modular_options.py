@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from operant.agents.modules import tensorforce_spec
-from operant.agents.options.shared_options import ModelConfig, PolicyConfig
+from operant.agents.options.shared_options import AgentConfig, ModelConfig, PolicyConfig, changed, number
 from operant.errors import SpecError
 from operant.spec import Config, Scalar, default, option
 
@@ -68,13 +68,10 @@ class EstimationConfig(Config):
         search="int",
         traced=True,
     )
-    lam: Scalar = option(
+    lam: Scalar = number(
         1.0,
         "λ of the returns within the horizon (0: one reward and the predicted value; 1: all rewards)",
-        low=0.0,
         high=1.0,
-        search="log_uniform",
-        traced=True,
         aliases=("trace_decay",),
     )
     predict_horizon_values: bool | None = option(
@@ -104,34 +101,21 @@ class ObjectiveConfig(Config):
         "policy_gradient: weight rows by how much more probable their actions have become since the update "
         "began",
     )
-    clipping_value: Scalar | None = option(
+    clipping_value: Scalar | None = number(
         None,
         "policy_gradient: importance sampling with weights clipped to this range around 1",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
         aliases=("likelihood_ratio_clipping",),
     )
-    huber_loss: Scalar | None = option(
-        None,
-        "Error of values beyond which the loss is linear (default: squared everywhere)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
+    huber_loss: Scalar | None = number(
+        None, "Error of values beyond which the loss is linear (default: squared everywhere)", low_open=True
     )
-    entropy_regularization: Scalar = option(
+    entropy_regularization: Scalar = number(
         0.0,
         "policy_gradient: weight of the policy's entropy. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
         aliases=("entropy_coef",),
     )
-    l2_regularization: Scalar = option(
-        0.0, "Weight of the sum of squared parameters", low=0.0, search="log_uniform", traced=True
-    )
+    l2_regularization: Scalar = number(0.0, "Weight of the sum of squared parameters")
 
 
 class BaselineConfig(Config):
@@ -144,35 +128,20 @@ class BaselineConfig(Config):
         "one more output of the policy's own network (default: none)",
         aliases=("baseline", "critic"),
     )
-    baseline_weight: Scalar = option(
-        1.0,
-        "Weight of the baseline's loss relative to the policy's",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
+    baseline_weight: Scalar = number(1.0, "Weight of the baseline's loss relative to the policy's")
     baseline_optimizer: Any = option(
         None, "Separate optimizer for the baseline: a name or a dict (default: one for both losses together)"
     )
-    baseline_lr: Scalar | None = option(
-        None,
-        "Learning rate of the baseline's own optimizer (default: lr)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
+    baseline_lr: Scalar | None = number(None, "Learning rate of the baseline's own optimizer (default: lr)")
     baseline_multi_step: Scalar = option(
         1, "Gradient steps per update of the baseline's own optimizer", low=1, search="int", traced=True
     )
-    target_update_weight: Scalar = option(
+    target_update_weight: Scalar = number(
         1.0,
         "How far target networks move towards the online ones at each sync (1: copy); policy_gradient has "
         "none",
-        low=0.0,
         low_open=True,
         high=1.0,
-        search="log_uniform",
-        traced=True,
     )
     target_sync_frequency: Scalar = option(
         1, "Updates between syncs of target networks", low=1, search="int", traced=True
@@ -191,14 +160,11 @@ class StepConfig(Config):
     """How many gradient steps an update takes, on which rows, and how."""
 
     multi_step: Scalar = option(1, "Gradient steps per update", low=1, search="int", traced=True)
-    subsampling_fraction: Scalar | None = option(
+    subsampling_fraction: Scalar | None = number(
         None,
         "Fraction of the batch in each gradient step, drawn anew every time; above 1: a number of rows "
         "(default: the whole batch)",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
     )
     gradient: Literal["exact", "natural", "evolutionary"] = option(
         "exact",
@@ -213,13 +179,7 @@ class StepConfig(Config):
         search="int",
         aliases=("cg_max_iterations",),
     )
-    cg_damping: Scalar = option(
-        0.1,
-        "gradient='natural': added to the diagonal of the Fisher matrix",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
+    cg_damping: Scalar = number(0.1, "gradient='natural': added to the diagonal of the Fisher matrix")
     evolutionary_samples: int = option(
         16,
         "gradient='evolutionary': pairs of random perturbations",
@@ -227,28 +187,17 @@ class StepConfig(Config):
         search="int",
         aliases=("num_samples",),
     )
-    evolutionary_deviation: Scalar = option(
-        0.02,
-        "gradient='evolutionary': standard deviation of the perturbations",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-        traced=True,
+    evolutionary_deviation: Scalar = number(
+        0.02, "gradient='evolutionary': standard deviation of the perturbations", low_open=True
     )
     linesearch_iterations: int = option(
-        0,
-        "Step lengths to try until the loss falls (0: steps are taken as they are)",
-        low=0,
-        search="int",
+        0, "Step lengths to try until the loss falls (0: steps are taken as they are)", low=0, search="int"
     )
-    linesearch_factor: Scalar = option(
+    linesearch_factor: Scalar = number(
         0.75,
         "Factor by which a step that did not lower the loss is shortened",
-        low=0.0,
         low_open=True,
         high=1.0,
-        search="log_uniform",
-        traced=True,
         aliases=("backtracking_factor",),
     )
 
@@ -266,27 +215,17 @@ class StatesConfig(Config):
 class ActingConfig(PolicyConfig):
     """What acting adds to the policy."""
 
-    exploration: Scalar | None = option(
+    exploration: Scalar | None = number(
         None,
         "Probability of a random value, for each element of an int or bool action; standard deviation of "
         "the noise added to floats (default: none)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
     )
-    variable_noise: Scalar | None = option(
+    variable_noise: Scalar | None = number(
         None,
         "Standard deviation of the noise added to the policy's parameters while it explores (default: none)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
     )
-    temperature: Scalar = option(
-        1.0,
-        "policy_gradient: scale of the policy's randomness while it explores (0: none)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
+    temperature: Scalar = number(
+        1.0, "policy_gradient: scale of the policy's randomness while it explores (0: none)"
     )
 
 
@@ -302,14 +241,7 @@ class ModularConfig(
 ):
     """Options of all modules."""
 
-    lr: Scalar = option(
-        0.001,
-        "Learning rate of the optimizer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("learning_rate",),
-    )
+    lr: Scalar = changed(AgentConfig, "lr", 0.001)
 
     @classmethod
     def words(cls) -> Iterable[str]:
@@ -348,14 +280,14 @@ class ModularConfig(
     @property
     def optimizers(self) -> tuple[Any, ...]:
         """The optimizers: the agent's, and the baseline's if it has its own."""
-        own = self.baseline_optimizer
-        return (*super().optimizers, *(() if own is None else (own,)))
+        baseline = self.baseline_optimizer
+        return (*super().optimizers, *(() if baseline is None else (baseline,)))
 
     @property
     def advantage(self) -> bool:
         """Whether the predicted value is subtracted from returns."""
-        given, able = self.estimate_advantage, self.objective == "policy_gradient"
-        return able and self.baseline_model is not None if given is None else given
+        chosen, able = self.estimate_advantage, self.objective == "policy_gradient"
+        return able and self.baseline_model is not None if chosen is None else chosen
 
     def check(self) -> Iterator[str]:
         """Refuse what contradicts itself."""

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from operant.agents.options.shared_options import RolloutConfig, SharedModelConfig
+from operant.agents.options.shared_options import RolloutConfig, SharedModelConfig, number
 from operant.spec import Scalar, option
 
 
 class PPOConfig(RolloutConfig, SharedModelConfig):
     """Options of PPO."""
 
-    advantage_epsilon: Scalar = option(
+    advantage_epsilon: Scalar = number(
         1e-08,
         "Value added to the standard deviation by which advantages are divided",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
         needs=("normalize_advantage", True),
     )
-    clip_norm: Scalar = option(
+    clip_norm: Scalar = number(
         0.1,
         "Clip range ε of the probability ratio (and of the change in value). Larger: bigger policy steps",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
     )
     mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
     ppo_epochs: int = option(
@@ -31,15 +25,12 @@ class PPOConfig(RolloutConfig, SharedModelConfig):
     )
     clip_value: bool = option(True, "Clip the change in value by clip-norm as well")
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
-    target_kl: Scalar | None = option(
+    target_kl: Scalar | None = number(
         None,
         "KL divergence that the policy may reach in an update, whose gradient steps end at 1.5 times as "
         "much (None: no limit)",
         unit="nats",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
     )
 
     def batch(self, actors: int) -> int:

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from operant.agents.options.shared_options import EpsilonConfig, ModelConfig
+from operant.agents.options.shared_options import AgentConfig, EpsilonConfig, ModelConfig, changed, number
 from operant.spec import Scalar, option
 
 
 class PQNConfig(EpsilonConfig, ModelConfig):
     """Options of PQN."""
 
-    lr: Scalar = option(
-        0.00025,
-        "Learning rate of the optimizer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("learning_rate",),
-    )
-    optimizer: Any = option(
+    lr: Scalar = changed(AgentConfig, "lr", 0.00025)
+    optimizer: Any = changed(
+        AgentConfig,
+        "optimizer",
         "radam",
         "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
         "or an optax "
         "transformation",
     )
-    grad_norm: float | None = option(
-        10.0,
-        "Global norm to which gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    model: Any = option(
+    grad_norm: float | None = changed(AgentConfig, "grad_norm", 10.0)
+    model: Any = changed(
+        ModelConfig,
+        "model",
         "auto",
         "Network: 'auto' (with layer normalisation), a list of widths (also with it) or of layers (which "
         "should normalise too), a Keras model, or the path to a model file",
-        aliases=("network",),
     )
     n_steps: int = option(
         32,
@@ -45,13 +35,8 @@ class PQNConfig(EpsilonConfig, ModelConfig):
         low=1,
         search="categorical",
     )
-    lam: Scalar = option(
-        0.65,
-        "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
+    lam: Scalar = number(
+        0.65, "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)", high=1.0
     )
     mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
     epochs: int = option(2, "Passes over each block", low=1, search="categorical")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operant.agents.options.shared_options import ContinuousConfig
+from operant.agents.options.shared_options import ContinuousConfig, number
 from operant.spec import Scalar, option
 
 
@@ -18,20 +18,12 @@ class SACConfig(ContinuousConfig):
         unit="nats",
         needs=("learn_temperature", True),
     )
-    temperature: Scalar = option(
+    temperature: Scalar = number(
         1.0,
         "Entropy temperature α: its initial value if it is learned, else its value",
-        low=0.0,
         low_open=True,
-        search="log_uniform",
-        traced=True,
         settled=True,
     )
-    temperature_lr: Scalar | None = option(
-        None,
-        "Learning rate of the temperature (default: lr)",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        needs=("learn_temperature", True),
+    temperature_lr: Scalar | None = number(
+        None, "Learning rate of the temperature (default: lr)", needs=("learn_temperature", True)
     )

@@ -5,11 +5,25 @@ Imports neither JAX nor Keras: the command line reads every algorithm's options 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from operant.agents.modules import tensorforce_spec
 from operant.spec import Config, Scalar, Schedule, default, effective, option, options
+
+
+def number(default: Any, help: str, **meta: Any) -> Any:
+    """Declare a traced number of at least 0, which tuning reads on a logarithmic scale."""
+    return option(default, help, **{"low": 0.0, "search": "log_uniform", "traced": True, **meta})
+
+
+def changed(config: type[Config], name: str, default: Any, help: str | None = None) -> Any:
+    """Declare an option of a base again: with another default, and other words if they are given."""
+    meta = options(config)[name]
+    return dataclasses.field(
+        default=default, metadata={"option": meta if help is None else dataclasses.replace(meta, help=help)}
+    )
 
 
 class NoLearningConfig(Config):
@@ -22,42 +36,11 @@ class AgentConfig(Config):
     auto_width: ClassVar[int] = 64
     """Width of the dense layers of an 'auto' network."""
 
-    gamma: Scalar = option(
-        0.99,
-        "Discount factor",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("discount",),
-    )
-    lr: Scalar = option(
-        0.0007,
-        "Learning rate of the optimizer",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-        aliases=("learning_rate",),
-    )
-    beta1: Scalar = option(
-        0.9,
-        "Decay rate of the first moment in Adam-like optimizers",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    beta2: Scalar = option(
-        0.999,
-        "Decay rate of the second moment in Adam-like optimizers",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
-    opt_epsilon: Scalar = option(
-        1e-07, "Epsilon in the denominator of the optimizer", low=0.0, search="log_uniform", traced=True
-    )
+    gamma: Scalar = number(0.99, "Discount factor", high=1.0, aliases=("discount",))
+    lr: Scalar = number(0.0007, "Learning rate of the optimizer", aliases=("learning_rate",))
+    beta1: Scalar = number(0.9, "Decay rate of the first moment in Adam-like optimizers", high=1.0)
+    beta2: Scalar = number(0.999, "Decay rate of the second moment in Adam-like optimizers", high=1.0)
+    opt_epsilon: Scalar = number(1e-07, "Epsilon in the denominator of the optimizer")
     optimizer: Any = option(
         "adam",
         "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
@@ -187,23 +170,9 @@ class PolicyConfig(Config):
 class RolloutConfig(AgentConfig, PolicyConfig):
     """Options of actor-critic algorithms that learn from fresh blocks with a stochastic policy."""
 
-    entropy_coef: Scalar = option(
-        0.01,
-        "Entropy coefficient for loss calculation. Larger: more exploration",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
-    )
-    grad_norm: float | None = option(
-        0.5,
-        "Global norm to which gradients are clipped (None: no clipping)",
-        low=0.0,
-        low_open=True,
-        search="log_uniform",
-    )
-    lam: Scalar = option(
-        0.95, "GAE-Lambda for advantage estimation", low=0.0, high=1.0, search="log_uniform", traced=True
-    )
+    entropy_coef: Scalar = number(0.01, "Entropy coefficient for loss calculation. Larger: more exploration")
+    grad_norm: float | None = changed(AgentConfig, "grad_norm", 0.5)
+    lam: Scalar = number(0.95, "GAE-Lambda for advantage estimation", high=1.0)
     n_steps: int = option(
         128,
         "Transition steps",
@@ -211,9 +180,7 @@ class RolloutConfig(AgentConfig, PolicyConfig):
         low=1,
         search="categorical",
     )
-    value_loss_coef: Scalar = option(
-        0.5, "Value loss coefficient for value loss calculation", low=0.0, search="log_uniform", traced=True
-    )
+    value_loss_coef: Scalar = number(0.5, "Value loss coefficient for value loss calculation")
 
     def batch(self, actors: int) -> int:
         """Return the rows of a block."""
@@ -223,23 +190,13 @@ class RolloutConfig(AgentConfig, PolicyConfig):
 class EpsilonConfig(AgentConfig):
     """Options of algorithms that explore by a share of random actions."""
 
-    epsilon_start: Scalar = option(
+    epsilon_start: Scalar = number(
         1.0,
         "Starting epsilon value which is used to control random exploration.\n"
         "It should be decremented and adjusted according to implementation needs",
-        low=0.0,
         high=1.0,
-        search="log_uniform",
-        traced=True,
     )
-    epsilon_end: Scalar = option(
-        0.02,
-        "Epsilon end value (minimum exploration rate)",
-        low=0.0,
-        high=1.0,
-        search="log_uniform",
-        traced=True,
-    )
+    epsilon_end: Scalar = number(0.02, "Epsilon end value (minimum exploration rate)", high=1.0)
     epsilon_decay_steps: Scalar = option(
         150000,
         "Number of steps for `epsilon-start` to reach `epsilon-end`",
@@ -383,9 +340,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
 
     auto_width: ClassVar[int] = 256
 
-    critic_lr: Scalar | None = option(
-        None, "Learning rate of the critic (default: lr)", low=0.0, search="log_uniform", traced=True
-    )
+    critic_lr: Scalar | None = number(None, "Learning rate of the critic (default: lr)")
     gradient_steps: int | None = option(
         None,
         "Number of iterations per train step: gradient steps per update "
@@ -393,14 +348,11 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
         low=1,
         search="int",
     )
-    tau: Scalar = option(
+    tau: Scalar = number(
         0.005,
         "Value used for syncing target model weights: how far each target moves towards its network",
-        low=0.0,
         low_open=True,
         high=1.0,
-        search="log_uniform",
-        traced=True,
     )
     train_every: int = option(
         1,
@@ -414,11 +366,6 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
 class DeterministicConfig(ContinuousConfig):
     """Options of off-policy algorithms whose policy is deterministic and explores by noise."""
 
-    step_noise_coef: Scalar = option(
-        0.1,
-        "Coefficient multiplied by noise added to actions to step",
-        unit="half ranges of the action",
-        low=0.0,
-        search="log_uniform",
-        traced=True,
+    step_noise_coef: Scalar = number(
+        0.1, "Coefficient multiplied by noise added to actions to step", unit="half ranges of the action"
     )
