@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,40 +27,6 @@ class ValueFit(NamedTuple):
     """Not negative: the priority in replay."""
 
 
-class ValueHead(Protocol):
-    """One way to read outputs."""
-
-    @property
-    def atoms(self) -> tuple[int, ...]:
-        """Axes of an output after that of the values."""
-        ...
-
-    def mean(self, output: Array) -> Array:
-        """Return expected returns: the output without its atoms."""
-        ...
-
-    def taken(self, output: Array, action: Array) -> Array:
-        """Return the outputs `[B, E, *atoms]` of the actions `[B, *action shape]`."""
-        ...
-
-    def best(self, output: Array, online: Array, mask: Array | None) -> Array:
-        """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is
-        largest.
-        """
-        ...
-
-    def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Compare outputs with the target r + γ · following, a constant.
-
-        Args:
-            taken: `[B, E, *atoms]`.
-            reward: `[B, 1]`.
-            discount: `[B, E]` or `[B, 1]`, 0 where nothing follows.
-            following: `[B, E, *atoms]`.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ExpectedValue:
     """The output is the expected return: Mnih et al. 2015."""
@@ -68,21 +34,32 @@ class ExpectedValue:
     huber: float | None = None
     """Error beyond which the loss is linear; None: squared everywhere."""
     atoms: tuple[int, ...] = ()
+    """Axes of an output after that of the values."""
 
     def mean(self, output: Array) -> Array:
-        """Return the output."""
+        """Return expected returns: the output without its atoms."""
         return output
 
     def taken(self, output: Array, action: Array) -> Array:
-        """Return the values of actions."""
+        """Return the outputs `[B, E, *atoms]` of the actions `[B, *action shape]`."""
         return _elements(losses.pick(output, action.astype(jnp.int32)), 0)
 
     def best(self, output: Array, online: Array, mask: Array | None) -> Array:
-        """Return the values of the best actions; 0 where none is allowed."""
+        """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is
+        largest; 0 where none is allowed.
+        """
         return _elements(losses.double_target(output, online, mask), 0)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Return the squared (or Huber) TD error; its size is the priority."""
+        """Compare outputs with the target r + γ · following, a constant: the squared (or Huber) TD error,
+        whose size is the priority.
+
+        Args:
+            taken: `[B, E, *atoms]`.
+            reward: `[B, 1]`.
+            discount: `[B, E]` or `[B, 1]`, 0 where nothing follows.
+            following: `[B, E, *atoms]`.
+        """
         error = jax.lax.stop_gradient(reward + discount * following) - taken
         loss = losses.squared(error) if self.huber is None else losses.huber(error, delta=self.huber)
         return ValueFit(loss, jnp.abs(error))
@@ -163,6 +140,10 @@ class QuantileValue(ValueDistribution):
         kappa = 1.0 if self.huber is None else self.huber
         loss = distributional.quantile_huber(taken, target, delta=kappa)
         return ValueFit(loss, distributional.distance(taken, target))
+
+
+ValueHead: TypeAlias = ExpectedValue | CategoricalValue | QuantileValue
+"""One way to read outputs."""
 
 
 def _elements(x: Array, atoms: int) -> Array:
