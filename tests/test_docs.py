@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from operant import Agent, Environment, Runner, agents
-from operant.agents.table import AGENTS, config_class
+from operant import Agent, Environment, Runner
+from operant.agents.table import AGENTS, AgentEntry, config_class
 from operant.cli import main
 from operant.cli.tables import markdown
 from operant.spec import presets
@@ -141,8 +141,9 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     module = types.ModuleType("operant.agents.reinforce")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(source, "docs/add-an-algorithm.md", "exec"), module.__dict__)
-    entry = eval("{" + line + "}", {"Entry": agents.Entry})
+    entry = eval("{" + line + "}", {"AgentEntry": AgentEntry})
     monkeypatch.setitem(AGENTS, "reinforce", entry["reinforce"])
+    assert config_class("reinforce") is module.Config
     definition = parse_agent("reinforce", lr=5e-3, n_steps=64)
     assert parse_agent(definition.to_dict()) == definition
     env = native_ids.make("jax:CartPole-v1")

@@ -7,6 +7,7 @@ options that a second name fixes. Imports no JAX: help is read from it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +44,7 @@ class AgentEntry(NamedTuple):
 
     @property
     def options_module(self) -> str:
-        """Module that defines its options, as the class's name with ``Config``."""
+        """Module of its options, if they have one: as the class's name with ``Config``."""
         return f"{PACKAGE}.options.{self.module}_options"
 
 
@@ -281,15 +282,17 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def config_class(name: str) -> type[Config]:
-    """Return an algorithm's options: of operant's own algorithms without JAX, as they have a module of their
-    own.
+    """Return an algorithm's options: from their own module if there is one, else from the algorithm's.
 
-    Help must appear at once, and importing JAX takes most of a second.
+    A module of their own needs no JAX: help must appear at once, and importing JAX takes most of a second.
     """
     known = resolve(name)
     if known not in AGENTS:
         return identify(import_object(known, "agent"))[1]
-    cls: type[Config] = importlib.import_module(AGENTS[known].options_module).__dict__[
-        f"{AGENTS[known].cls}Config"
-    ]
+    described = AGENTS[known]
+    options = importlib.util.find_spec(described.options_module) is not None
+    module = described.options_module if options else f"{PACKAGE}.{described.module}"
+    cls: type[Config] = getattr(
+        importlib.import_module(module), f"{described.cls}Config" if options else "Config"
+    )
     return cls
