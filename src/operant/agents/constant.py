@@ -67,19 +67,20 @@ class Constant(RandomPolicy):
             SpaceError: a value does not fit its action.
         """
         known = spaces.actions.components
-        given: Any = config.action_values
-        if given is None:
-            given = {}
-        elif spaces.actions.single and not isinstance(given, Mapping):
-            given = {next(iter(known)): given}
-        elif not isinstance(given, Mapping):
+        values: Any = config.action_values
+        if values is None:
+            values = {}
+        elif spaces.actions.single and not isinstance(values, Mapping):
+            values = {next(iter(known)): values}
+        elif not isinstance(values, Mapping):
             listed = ", ".join(map(repr, known))
-            raise SpecError(f"action_values must be a dict with some of {listed}. Received: {given!r}.")
-        found = {
-            name: known[name].accept(value, f"action {name!r}", ()) for name, value in flattened(given, known)
+            raise SpecError(f"action_values must be a dict with some of {listed}. Received: {values!r}.")
+        flat = {
+            name: known[name].accept(value, f"action {name!r}", ())
+            for name, value in flattened(values, known)
         }
         return cls(
-            config, spaces, actors, {name: found.get(name, fallback(leaf)) for name, leaf in known.items()}
+            config, spaces, actors, {name: flat.get(name, fallback(leaf)) for name, leaf in known.items()}
         )
 
     def init(self, key: Key) -> State:

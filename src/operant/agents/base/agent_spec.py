@@ -103,13 +103,13 @@ def _width(network: Any, auto: int) -> int:
     if network is None or (isinstance(network, str) and not Path(network).suffix):
         return auto
     if isinstance(network, Mapping):
-        own = network.get("size", auto if network.get("type") == "auto" else 0)
-        if isinstance(own, list | tuple):
-            return int(max(own, default=0))
+        size = network.get("size", auto if network.get("type") == "auto" else 0)
+        if isinstance(size, list | tuple):
+            return int(max(size, default=0))
         inner = (
             _width(value, auto) for value in network.values() if isinstance(value, Mapping | list | tuple)
         )
-        return max([int(own) if isinstance(own, int | float) else 0, *inner])
+        return max([int(size) if isinstance(size, int | float) else 0, *inner])
     if isinstance(network, list | tuple):
         return max((_width(part, auto) for part in network if not isinstance(part, str)), default=0)
     return UNKNOWN_WIDTH
@@ -210,8 +210,8 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
             other options.
         SpecError: the file is not understood.
     """
-    given = dict(saved)
-    kind = given.pop("type")
+    arguments = dict(saved)
+    kind = arguments.pop("type")
     if own is None:
         if not isinstance(kind, str) or kind not in AGENTS:
             raise CheckpointError(
@@ -220,7 +220,7 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
                 "agent=TheClass; on the command line before the folder: operant play module:TheClass RUN."
             )
         with from_file(source):
-            return parse_agent(kind, **given)
+            return parse_agent(kind, **arguments)
     if kind in AGENTS and algorithm_class(kind) is not own.cls:
         raise CheckpointError(
             f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with "
@@ -228,25 +228,25 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
             "hold, or leave agent out."
         )
     default = own.usual()
-    lost = given.get("optimizer") == {"type": optimise.GIVEN}
+    lost = arguments.get("optimizer") == {"type": optimise.GIVEN}
     if lost and vars(own.config).get("optimizer") == vars(default.config).get("optimizer"):
-        optimise.Recipe.read(given["optimizer"])  # says to give it again
+        optimise.Recipe.read(arguments["optimizer"])  # says to give it again
     networks, usual = own.networks(), default.networks()
-    given |= {name: _read(x) for name, x in networks.items() if x != usual[name]}
+    arguments |= {name: _read(x) for name, x in networks.items() if x != usual[name]}
     with from_file(source):
-        found = parse_agent(own, **given)
-    _refuse_changes(own, default, found, source)
-    return found
+        loaded = parse_agent(own, **arguments)
+    _refuse_changes(own, default, loaded, source)
+    return loaded
 
 
-def _refuse_changes(own: AgentSpec, default: AgentSpec, found: AgentSpec, source: str) -> None:
+def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, source: str) -> None:
     """Refuse options of the caller's that are neither the default nor the file's: they would do nothing.
 
     Networks are exempt: they are used.
     """
-    networks = own.networks()
-    for name, value in vars(own.config).items():
-        usual, saved = getattr(default.config, name), getattr(found.config, name)
+    networks = caller.networks()
+    for name, value in vars(caller.config).items():
+        usual, saved = getattr(default.config, name), getattr(loaded.config, name)
         if name not in networks and value not in (usual, saved):
             raise CheckpointError(
                 f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
@@ -270,14 +270,14 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
 
     As a form of the agent `DEFAULT` if options are given that only that one has.
     """
-    found, cls = AGENTS[name], algorithm_class(name)
-    if found.form is not None:
+    entry, cls = AGENTS[name], algorithm_class(name)
+    if entry.form is not None:
         config, other = config_type(cls), algorithm_class(DEFAULT)
         only_there = words(config_type(other)) - words(config)
         if meant := [key for layer in layers for key in config.translated(layer) if key in only_there]:
             label = f"{name} with {meant[0]!r}"
-            return _defined(DEFAULT, other, [*layers, found.form], label)
-    return _defined(name, cls, [*layers, found.options])
+            return _defined(DEFAULT, other, [*layers, entry.form], label)
+    return _defined(name, cls, [*layers, entry.options])
 
 
 def words(config: type[Config]) -> set[str]:
@@ -294,19 +294,19 @@ def _defined(
     An alias counts as the option's own name.
     """
     config = config_type(cls)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     lost = None
     for layer in reversed(layers):
-        own = canonical(config, config.translated(layer), label or name)
-        if own.get("optimizer") == {"type": optimise.GIVEN}:
-            lost = own.pop("optimizer")  # which no file holds: some layer must give the object again
-        elif "optimizer" in own:
-            own = {**_optimizer(own.pop("optimizer")), **own}
-        given |= own
-    if lost is not None and "optimizer" not in given:
+        read = canonical(config, config.translated(layer), label or name)
+        if read.get("optimizer") == {"type": optimise.GIVEN}:
+            lost = read.pop("optimizer")  # which no file holds: some layer must give the object again
+        elif "optimizer" in read:
+            read = {**_optimizer(read.pop("optimizer")), **read}
+        arguments |= read
+    if lost is not None and "optimizer" not in arguments:
         optimise.Recipe.read(lost)
-    given = {key: _located(value) if key.endswith("model") else value for key, value in given.items()}
-    return AgentSpec(name, cls, build(config, given, name))
+    arguments = {key: _located(value) if key.endswith("model") else value for key, value in arguments.items()}
+    return AgentSpec(name, cls, build(config, arguments, name))
 
 
 def _located(network: Any) -> Any:
@@ -334,7 +334,7 @@ def _optimizer(value: Any) -> dict[str, Any]:
     if isinstance(value, optax.GradientTransformation):
         return {"optimizer": optimise.CustomOptimizer(value)}
     if keras_optimizers.is_keras(value):
-        found = keras_optimizers.options_of(value)
-        return {**found, **_optimizer(found["optimizer"])}
+        numbers = keras_optimizers.options_of(value)
+        return {**numbers, **_optimizer(numbers["optimizer"])}
     must = "a name, a dict with 'type', a Keras optimizer or an optax transformation"
     raise value_error("optimizer", must, value)

@@ -33,9 +33,9 @@ class Card(Mapping[str, Any]):
     def __init__(self, name: str) -> None:
         self._name = name
         self._entry: AgentEntry = entry(name)
-        taken = options(config_class(name))
+        known = options(config_class(name))
         named = resolve(name) if resolve(name) in _table() else self._entry.module
-        self._files = {slot: _files(named, slot) for slot in SLOTS if slot in taken}
+        self._files = {slot: _files(named, slot) for slot in SLOTS if slot in known}
 
     def __getitem__(self, key: str) -> Any:
         if key == "module":
@@ -69,8 +69,8 @@ def _trainer(agent: str) -> type:
     options.
     """
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
-    own: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
-    return own
+    trainer: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
+    return trainer
 
 
 def _files(owner: str, slot: str) -> dict[str, list[str]]:

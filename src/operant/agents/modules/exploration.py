@@ -12,16 +12,16 @@ from operant.types import Array, Arrays, Key, Scalar, Tree
 
 def noise(key: Key, spaces: Spaces, n: int) -> Tree:
     """Return the randomness of `deviate` for `n` actors: plain arrays `[n, ...]` by action."""
-    found = {}
+    result = {}
     for i, (name, leaf) in enumerate(spaces.actions.components.items()):
         shape = (n, *leaf.shape)
         if leaf.type == "float":
-            found[name] = {"normal": jax.random.normal(fold(key, i), shape, jnp.float32)}
+            result[name] = {"normal": jax.random.normal(fold(key, i), shape, jnp.float32)}
             continue
         coin, values = jax.random.split(fold(key, i))
         drawn = jax.random.uniform(values, (*shape, leaf.num_values or 2), jnp.float32)
-        found[name] = {"coin": jax.random.uniform(coin, shape, jnp.float32), "values": drawn}
-    return found
+        result[name] = {"coin": jax.random.uniform(coin, shape, jnp.float32), "values": drawn}
+    return result
 
 
 def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Arrays:
@@ -34,15 +34,15 @@ def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Array
             independently; standard deviation of the noise added to floats, in their own unit.
         masks: `[n, *shape, K]` by name, True where allowed.
     """
-    found: Arrays = {}
+    result: Arrays = {}
     for name, x in action.items():
-        own = noise[name]
-        if "normal" in own:
-            found[name] = x + jnp.asarray(amount, x.dtype) * own["normal"].astype(x.dtype)
+        draws = noise[name]
+        if "normal" in draws:
+            result[name] = x + jnp.asarray(amount, x.dtype) * draws["normal"].astype(x.dtype)
             continue
-        values = jnp.where(masks[name], own["values"], -1.0) if name in masks else own["values"]
-        found[name] = jnp.where(own["coin"] < amount, jnp.argmax(values, axis=-1).astype(x.dtype), x)
-    return found
+        values = jnp.where(masks[name], draws["values"], -1.0) if name in masks else draws["values"]
+        result[name] = jnp.where(draws["coin"] < amount, jnp.argmax(values, axis=-1).astype(x.dtype), x)
+    return result
 
 
 def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
@@ -51,9 +51,12 @@ def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
     """
     keys = jax.random.split(key, max(len(params), 1))
 
-    def moved(x: Array, own: Key) -> Array:
-        return x + jnp.asarray(deviation, x.dtype) * jax.random.normal(own, x.shape, x.dtype)
+    def moved(x: Array, key_of_leaf: Key) -> Array:
+        return x + jnp.asarray(deviation, x.dtype) * jax.random.normal(key_of_leaf, x.shape, x.dtype)
 
     # By name, as compiled functions sort a dict: otherwise the same key would draw different noise outside of
     # them.
-    return {name: moved(params[name], own) for name, own in zip(sorted(params), keys, strict=False)}
+    return {
+        name: moved(params[name], key_of_leaf)
+        for name, key_of_leaf in zip(sorted(params), keys, strict=False)
+    }

@@ -68,12 +68,16 @@ def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
     rows, ended = len(block.reward), _ended(block)
     row = jnp.arange(rows, dtype=jnp.int32)[:, None]
     flagged = block.terminated | block.truncated
-    told = _next(ended, jnp.where(flagged, row, row + 1))
-    return told if horizon is None else jnp.minimum(told, row + jnp.asarray(horizon).astype(jnp.int32) - 1)
+    known_at = _next(ended, jnp.where(flagged, row, row + 1))
+    return (
+        known_at
+        if horizon is None
+        else jnp.minimum(known_at, row + jnp.asarray(horizon).astype(jnp.int32) - 1)
+    )
 
 
 def newest(
-    block: Rollout, told: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Rollout, known_at: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
 ) -> Bool[Array, "L N"]:
     """Return the rows whose returns became known with the newest `count` rows, whichever actor these came
     from.
@@ -83,12 +87,12 @@ def newest(
 
     Args:
         block: the rows.
-        told: the row with which each becomes known, from `known`.
+        known_at: the row with which each becomes known, from `known`.
         age: how many rows came after each.
         count: how many of the newest rows.
     """
     behind = jnp.concatenate([age, jnp.full_like(age[:1], NEVER)])
-    since = jnp.take_along_axis(behind, told, axis=0)
+    since = jnp.take_along_axis(behind, known_at, axis=0)
     return block.valid & (since < jnp.asarray(count).astype(jnp.uint32))
 
 

@@ -46,17 +46,17 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
         SpecError: `capacity` is too small for that.
     """
     least = (sequence + 1) * actors
-    given = max(REPLAY_CAPACITY, least) if config.capacity is None else config.capacity
-    if sequence > 1 and given <= sequence * actors:
+    capacity = max(REPLAY_CAPACITY, least) if config.capacity is None else config.capacity
+    if sequence > 1 and capacity <= sequence * actors:
         raise value_error(
             "capacity",
             f"above {sequence * actors} for a recurrent network: {actors} actor(s) x {sequence} rows, the "
             "layer's horizon "
             "and that of returns",
-            given,
+            capacity,
             "Use a larger capacity, or a smaller horizon of the layer.",
         )
-    return max(given, 2 * actors)
+    return max(capacity, 2 * actors)
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:

@@ -17,12 +17,7 @@ from operant.errors import SpecError, expect_like, suggest, value_error
 Given = Mapping[str, Any]
 
 POLICIES = ("default", "parametrized_distributions", "parametrized_value_policy", "parametrized_policy")
-BASELINES = (
-    "default",
-    "parametrized_state_value",
-    "parametrized_action_value",
-    "parametrized_value_policy",
-)
+BASELINES = ("default", "parametrized_state_value", "parametrized_action_value", "parametrized_value_policy")
 WRAPPERS: dict[str, dict[str, str]] = {
     "optimizer_wrapper": {},
     "default": {},
@@ -61,32 +56,33 @@ def options(given: Given) -> dict[str, Any]:
         SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to
             use).
     """
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for key, value in given.items():
         new = READERS[key](value) if key in READERS else {key: value}
-        for name, own in new.items():
-            if name in found and found[name] != own:
+        for name, option_value in new.items():
+            if name in merged and merged[name] != option_value:
                 raise SpecError(
-                    f"{name} is given twice, as {found[name]!r} and, by {key}, as {own!r}. Give one of them."
+                    f"{name} is given twice, as {merged[name]!r} and, by {key}, as {option_value!r}. "
+                    "Give one of them."
                 )
-            found[name] = own
-    if found.get("objective", "action_value") != "action_value":
+            merged[name] = option_value
+    if merged.get("objective", "action_value") != "action_value":
         for name in {"double", "dueling"} - given.keys():
-            found.pop(name, None)  # said by modules, about what is the baseline here
+            merged.pop(name, None)  # said by modules, about what is the baseline here
     shares = given.get("baseline_objective") is not None
     if shares and not {"baseline", "baseline_model", "critic"} & given.keys():
-        found["baseline_model"] = "shared"
-    return found
+        merged["baseline_model"] = "shared"
+    return merged
 
 
 def _arguments(what: str, spec: Given, known: Iterable[str]) -> dict[str, Any]:
     """Return a module's arguments without its type; refuse unknown ones."""
-    found = {str(key): value for key, value in spec.items() if key != "type"}
+    arguments = {str(key): value for key, value in spec.items() if key != "type"}
     known = tuple(known)
-    for key in found:
+    for key in arguments:
         if key not in known:
             raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, known)}")
-    return found
+    return arguments
 
 
 def _type(what: str, spec: Any, known: Iterable[str]) -> str:
@@ -108,14 +104,14 @@ def update(spec: Any) -> dict[str, Any]:
     """Read `update`: a number of timesteps, or a dict."""
     if not isinstance(spec, Mapping):
         return {"unit": "timesteps", "batch_size": spec}
-    found = _arguments("update", spec, ("unit", "batch_size", "frequency", "start"))
-    if "unit" not in found or "batch_size" not in found:
-        missing = "unit" if "unit" not in found else "batch_size"
-        raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(found) or 'none'}.")
+    arguments = _arguments("update", spec, ("unit", "batch_size", "frequency", "start"))
+    if "unit" not in arguments or "batch_size" not in arguments:
+        missing = "unit" if "unit" not in arguments else "batch_size"
+        raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(arguments) or 'none'}.")
     for key, read in (("frequency", update_frequency), ("start", start_updating)):
-        if key in found:
-            found |= read(found.pop(key))
-    return found
+        if key in arguments:
+            arguments |= read(arguments.pop(key))
+    return arguments
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
@@ -140,9 +136,9 @@ def memory(spec: Any) -> dict[str, Any]:
         return {"memory": "replay", "capacity": spec}
     if not isinstance(spec, Mapping):
         return {"memory": spec}
-    found = _arguments("memory", spec, ("capacity", "device"))
-    found.pop("device", None)
-    return {"memory": _type("memory", {"type": "replay", **spec}, ("recent", "replay")), **found}
+    arguments = _arguments("memory", spec, ("capacity", "device"))
+    arguments.pop("device", None)
+    return {"memory": _type("memory", {"type": "replay", **spec}, ("recent", "replay")), **arguments}
 
 
 def objective(spec: Any) -> dict[str, Any]:
@@ -154,18 +150,18 @@ def objective(spec: Any) -> dict[str, Any]:
         _arguments(kind, spec, ())
         return {"objective": deterministic[0]}
     if kind == "policy_gradient":
-        found = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
-        found.pop("early_reduce", None)
-        return {"objective": kind, **found}
-    found = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
-    found.pop("early_reduce", None)
-    if kind == "value" and found.get("value", "state") != "action":
+        arguments = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
+        arguments.pop("early_reduce", None)
+        return {"objective": kind, **arguments}
+    arguments = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    arguments.pop("early_reduce", None)
+    if kind == "value" and arguments.get("value", "state") != "action":
         raise SpecError(
             "The value of states alone makes no actions. Received: objective with value='state'. "
             "Use objective='action_value', or give the state's value as baseline."
         )
-    found.pop("value", None)
-    return {"objective": "action_value", **found}
+    arguments.pop("value", None)
+    return {"objective": "action_value", **arguments}
 
 
 def reward_estimation(spec: Any) -> dict[str, Any]:
@@ -175,18 +171,18 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
     known = {"discount": "gamma", "predict_action_values": "double", "trace_decay": "lam"}
     same = ("horizon", "predict_horizon_values", "estimate_advantage", "predict_terminal_values")
     processing = ("reward_processing", "return_processing", "advantage_processing")
-    found = _arguments("reward_estimation", spec, (*same, *known, "gae_decay", *processing))
-    gae = found.pop("gae_decay", 0.0)
-    horizon = found.get("horizon")
+    arguments = _arguments("reward_estimation", spec, (*same, *known, "gae_decay", *processing))
+    gae = arguments.pop("gae_decay", 0.0)
+    horizon = arguments.get("horizon")
     if gae:
         if horizon != 1:
             raise SpecError(
                 f"gae_decay is the λ of advantages of one reward. Received: horizon={horizon!r}. Use "
                 "horizon=1, or trace_decay."
             )
-        found |= {"horizon": "episode", "trace_decay": gae, "predict_horizon_values": True}
+        arguments |= {"horizon": "episode", "trace_decay": gae, "predict_horizon_values": True}
     new: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in arguments.items():
         if key in READERS:
             new |= READERS[key](value)
         else:
@@ -196,33 +192,33 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
 
 def policy(spec: Any) -> dict[str, Any]:
     """Read `policy`: a network, or a dict of one as `network` and of how actions are drawn."""
-    own = isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in POLICIES)
-    if not own:
+    nested = isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in POLICIES)
+    if not nested:
         return {"model": spec}
     kind = _type("policy", spec, POLICIES)
     known = ("network", "single_output", "distributions", "temperature", "use_beta_distribution")
-    found = _arguments("policy", spec, (*known, "state_value_mode"))
-    found.pop("single_output", None)
-    new: dict[str, Any] = {"model": found.pop("network", "auto")}
-    if kind == "parametrized_value_policy" or "state_value_mode" in found:
-        new["dueling"] = found.pop("state_value_mode", "separate") == "separate"
-    if found.pop("use_beta_distribution", False):
+    arguments = _arguments("policy", spec, (*known, "state_value_mode"))
+    arguments.pop("single_output", None)
+    new: dict[str, Any] = {"model": arguments.pop("network", "auto")}
+    if kind == "parametrized_value_policy" or "state_value_mode" in arguments:
+        new["dueling"] = arguments.pop("state_value_mode", "separate") == "separate"
+    if arguments.pop("use_beta_distribution", False):
         new["distribution"] = "beta"
-    if found.get("distributions") is not None:
-        new |= distributions(found["distributions"])
-    found.pop("distributions", None)
-    return {**new, **found}
+    if arguments.get("distributions") is not None:
+        new |= distributions(arguments["distributions"])
+    arguments.pop("distributions", None)
+    return {**new, **arguments}
 
 
 def network_of_policy(given: Given, option: str) -> dict[str, Any]:
     """Return options in which a `policy` that is a network and nothing else is given as `option`."""
-    found = dict(given)
-    if "policy" in found and (own := policy(found["policy"])).keys() == {"model"}:
-        del found["policy"]
-        if option in found:
+    result = dict(given)
+    if "policy" in result and (read_policy := policy(result["policy"])).keys() == {"model"}:
+        del result["policy"]
+        if option in result:
             raise SpecError(f"policy and {option} both give the network. Give one of them.")
-        found[option] = own["model"]
-    return found
+        result[option] = read_policy["model"]
+    return result
 
 
 def distributions(spec: Any) -> dict[str, Any]:
@@ -236,30 +232,30 @@ def distributions(spec: Any) -> dict[str, Any]:
                 f"distributions are those of all actions of a type, float, int or bool. Received: {key!r}. "
                 "Give the type."
             )
-        found: dict[str, Any] = {}
-        for own in spec.values():
-            found |= distributions(own)
-        return found
+        arguments: dict[str, Any] = {}
+        for inner in spec.values():
+            arguments |= distributions(inner)
+        return arguments
     kind = _type("distribution", spec, ("gaussian", "beta", "categorical", "bernoulli"))
-    own = spec if isinstance(spec, Mapping) else {}
+    inner = spec if isinstance(spec, Mapping) else {}
     if kind != "gaussian":
-        _arguments(kind, own, ())
+        _arguments(kind, inner, ())
         return {"distribution": "beta"} if kind == "beta" else {}
-    found = _arguments("gaussian", own, ("stddev_mode", "bounded_transform"))
+    arguments = _arguments("gaussian", inner, ("stddev_mode", "bounded_transform"))
     shape = {"tanh": "squash", "clipping": "clip"}
-    transform = found.get("bounded_transform", "tanh")
+    transform = arguments.get("bounded_transform", "tanh")
     if transform not in shape:
         raise value_error("bounded_transform", "'tanh' or 'clipping'", transform)
-    return {"std": found.get("stddev_mode", "predicted"), "distribution": shape[transform]}
+    return {"std": arguments.get("stddev_mode", "predicted"), "distribution": shape[transform]}
 
 
 def optimizer(spec: Any) -> dict[str, Any]:
     """Read `optimizer`: a name, an object, or a dict, perhaps of several nested ones."""
     if not isinstance(spec, Mapping):
         return {"optimizer": spec}
-    own = dict(spec)
-    kind = own.pop("type", None)
-    inner = own.pop("optimizer", None)
+    rest = dict(spec)
+    kind = rest.pop("type", None)
+    inner = rest.pop("optimizer", None)
     if kind == "plus":
         raise SpecError(
             "There is no optimizer 'plus' here. Give one such as 'adam', with multi_step, "
@@ -269,32 +265,34 @@ def optimizer(spec: Any) -> dict[str, Any]:
     if inner is not None and kind is not None and kind not in WRAPPERS:
         raise SpecError(f"{kind!r} is not an optimizer that wraps another.{suggest(str(kind), WRAPPERS)}")
     names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
-    new = {names[key]: own.pop(key) for key in tuple(own) if key in names}
-    checked = own.pop("doublecheck_update", False)
+    new = {names[key]: rest.pop(key) for key in tuple(rest) if key in names}
+    checked = rest.pop("doublecheck_update", False)
     expect_like("doublecheck_update", checked, False)
     if (checked or kind == "doublecheck_step") and not new.get("linesearch_iterations"):
         new["linesearch_iterations"] = 1
-    if kind == "clipping_step" and (mode := own.pop("mode", "global_norm")) != "global_norm":
+    if kind == "clipping_step" and (mode := rest.pop("mode", "global_norm")) != "global_norm":
         raise value_error(
             "mode", "'global_norm'", mode, "For others give the optimizer itself clipnorm or clipvalue."
         )
     if inner is not None:
-        if own:
+        if rest:
             raise SpecError(
-                f"optimizer takes no argument {next(iter(own))!r}.{suggest(next(iter(own)), names)}"
+                f"optimizer takes no argument {next(iter(rest))!r}.{suggest(next(iter(rest)), names)}"
             )
         inside = optimizer(inner)
     elif kind in GRADIENTS:
-        if own.pop("only_positive_updates", True) is not True:
+        if rest.pop("only_positive_updates", True) is not True:
             raise value_error("only_positive_updates", "True: others are never made", False)
-        if own:
-            raise SpecError(f"{kind} takes no argument {next(iter(own))!r}.{suggest(next(iter(own)), names)}")
+        if rest:
+            raise SpecError(
+                f"{kind} takes no argument {next(iter(rest))!r}.{suggest(next(iter(rest)), names)}"
+            )
         inside = {"gradient": {"natural_gradient": "natural"}.get(str(kind), kind)}
     elif kind in WRAPPERS:
         raise SpecError(f"The optimizer {kind!r} needs another one inside. Give optimizer='adam', say.")
     else:
-        plain = {"type": kind or "adam", **own}
-        inside = {"optimizer": plain if own else plain["type"]}
+        plain = {"type": kind or "adam", **rest}
+        inside = {"optimizer": plain if rest else plain["type"]}
     return {**inside, **new}
 
 
@@ -315,17 +313,17 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
     if isinstance(spec, int | float) and not isinstance(spec, bool):
         return {"baseline_weight": float(spec)}
     if isinstance(spec, Mapping) and spec.get("type") == "synchronization":
-        found = _arguments("synchronization", spec, ("update_weight", "sync_frequency"))
+        arguments = _arguments("synchronization", spec, ("update_weight", "sync_frequency"))
         names = {"update_weight": "target_update_weight", "sync_frequency": "target_sync_frequency"}
-        return {names[key]: value for key, value in found.items()}
+        return {names[key]: value for key, value in arguments.items()}
     names = {"optimizer": "baseline_optimizer", "lr": "baseline_lr", "multi_step": "baseline_multi_step"}
-    found = optimizer(spec)
-    for key in found:
+    arguments = optimizer(spec)
+    for key in arguments:
         if key not in names:
             raise SpecError(
                 f"baseline_optimizer has no {key!r} of its own: that of the agent counts for both."
             )
-    return {names[key]: value for key, value in found.items()}
+    return {names[key]: value for key, value in arguments.items()}
 
 
 def baseline_objective(spec: Any) -> dict[str, Any]:
@@ -335,10 +333,10 @@ def baseline_objective(spec: Any) -> dict[str, Any]:
     kind = _type("baseline_objective", spec, ("state_value", "action_value", "value"))
     if not isinstance(spec, Mapping):
         return {}
-    found = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
-    if found.get("value", "state") not in ("state", "action"):
+    arguments = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    if arguments.get("value", "state") not in ("state", "action"):
         raise value_error("baseline_objective", "'state_value' or 'action_value'", spec)
-    return {"huber_loss": found["huber_loss"]} if found.get("huber_loss") is not None else {}
+    return {"huber_loss": arguments["huber_loss"]} if arguments.get("huber_loss") is not None else {}
 
 
 def advantage_processing(spec: Any) -> dict[str, Any]:
@@ -352,8 +350,8 @@ def advantage_processing(spec: Any) -> dict[str, Any]:
 def state_preprocessing(spec: Any) -> dict[str, Any]:
     """Read `state_preprocessing`: layers; some are separate options here, or belong to the environment."""
     by_state = spec.values() if isinstance(spec, Mapping) and "type" not in spec else [spec]
-    for own in by_state:
-        for layer in own if isinstance(own, list | tuple) else [own]:
+    for layers in by_state:
+        for layer in layers if isinstance(layers, list | tuple) else [layers]:
             kind = layer.get("type") if isinstance(layer, Mapping) else layer
             if isinstance(kind, str) and kind in PREPROCESSORS:
                 raise SpecError(f"There is no preprocessing layer {kind!r} here. {PREPROCESSORS[kind]}")

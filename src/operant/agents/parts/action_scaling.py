@@ -32,11 +32,11 @@ def from_units(actions: Mapping[str, Leaf], units: Arrays) -> Arrays:
 
 def to_units(actions: Mapping[str, Leaf], action: Arrays) -> Arrays:
     """Return actions `[*B, *shape]` in units; an element with only one value is 0."""
-    found = {}
+    units = {}
     for name, x in action.items():
         half = _half(actions[name], x)
-        found[name] = (x - _centre(actions[name], x)) / jnp.where(half > 0, half, 1.0)
-    return found
+        units[name] = (x - _centre(actions[name], x)) / jnp.where(half > 0, half, 1.0)
+    return units
 
 
 def critic_input(action: str, states: Mapping[str, Leaf]) -> str:

@@ -59,15 +59,15 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
         masks: `[*B, *shape, K]` where actions are masked.
         valid: which rows count.
     """
-    found = []
+    margins = []
     for name, q in q_values.items():
         taken = action[name].astype(jnp.int32)
         other = ~jax.nn.one_hot(taken, q.shape[-1], dtype=jnp.bool_)
         q_margin = jnp.where(other, q + jnp.asarray(MARGIN, q.dtype), q)
         if name in masks:
             q_margin = jnp.where(masks[name], q_margin, -jnp.inf)
-        found.append(jnp.max(q_margin, axis=-1) - losses.pick(q, taken))
-    return _mean(found, valid)
+        margins.append(jnp.max(q_margin, axis=-1) - losses.pick(q, taken))
+    return _mean(margins, valid)
 
 
 def _mean(actions: list[Array], valid: Array) -> Array:

@@ -53,13 +53,13 @@ def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
         spaces: name the actions.
         atoms: axes after that of the values.
     """
-    found: Arrays = {}
+    values: Arrays = {}
     for name in spaces.actions.components:
         advantage, value = outputs[name], outputs.get(f"{name}/value")
         if value is not None:
             advantage = value + advantage - jnp.mean(advantage, -1 - atoms, keepdims=True)
-        found[name] = advantage
-    return found
+        values[name] = advantage
+    return values
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
