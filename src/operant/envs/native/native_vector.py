@@ -103,8 +103,8 @@ class NativeVector(VectorEnv):
             shape = (self.num_envs, *leaves[name].shape)
             if array.shape != shape:
                 raise SpaceError(
-                    f"The action {name!r} of {self.num_envs} actors must have the shape {shape}. Received the "
-                    f"shape: {array.shape}."
+                    f"The action {name!r} of {self.num_envs} actors must have the shape {shape}. Received "
+                    f"the shape: {array.shape}."
                 )
         return arrays
 
