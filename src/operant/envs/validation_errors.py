@@ -198,9 +198,8 @@ class ObservationValidator:
         Returns:
             The environment's index and what is wrong, or None.
         """
-        spaces = self._spaces
-        if call in self._new_calls:
-            error = observation_error(spaces, observation, _either(ended))
+        if self._new_calls and call in self._new_calls:
+            error = observation_error(self._spaces, observation, _either(ended))
             if error is None:
                 self._new_calls.discard(call)
             return error
@@ -209,11 +208,11 @@ class ObservationValidator:
             # The product is finite only if all entries are. On small arrays this is five times faster than
             # the exact test, which then excludes mere overflow.
             if not isfinite(vdot(value, value)):
-                error = finite_error(state_label(spaces, key), value)
+                error = finite_error(state_label(self._spaces, key), value)
                 if error is not None:
                     return error
         if self._has_masks:
-            return _masks_error(spaces, observation, _either(ended))
+            return _masks_error(self._spaces, observation, _either(ended))
         return None
 
 

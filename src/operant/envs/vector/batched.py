@@ -6,9 +6,11 @@ A vector of one as `Environment`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
+from numpy import vdot
 
 from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
@@ -85,7 +87,8 @@ class GymnasiumVector(VectorEnv):
             terminated, truncated = terminated & goes_on, truncated & goes_on
         self._ended = terminated | truncated
         flat = self._read(observation, "step", (terminated, truncated))
-        self._raise_first(finite_error("reward", reward))
+        if not isfinite(vdot(reward, reward)):
+            self._raise_first(finite_error("reward", reward))
         self.infos = self._read_infos(info)
         return VectorStep(flat, reward, terminated, truncated)
 

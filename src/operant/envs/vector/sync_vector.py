@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
+from numpy import vdot
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.gymnasium import adapter as adapter
@@ -204,6 +205,7 @@ class SyncVectorEnv(VectorEnv):
         n, ended, steps, limits = self.num_envs, self._ended, self._steps, self._limits
         observation = {key: np.empty(*of) for key, of in self._empty.items()}
         reward, terminated, truncated = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+        components = tuple(observation.items())
         chosen = self.envs[0].native_actions(actions, n)
         infos, self.lost = self._infos.blank(), None
         for i, env in enumerate(self.envs):
@@ -222,15 +224,14 @@ class SyncVectorEnv(VectorEnv):
                         ended[i], terminated[i], truncated[i] = True, over, not over
                         if infos:
                             self._infos.note(infos, i, env.info)
-                for key, into in observation.items():
+                for key, into in components:
                     into[i] = flat[key]
             except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
                 raise self._error(i, error, "reset" if begins else "step") from error
         self.infos = infos
-        self._raise_first(
-            finite_error("reward", reward)
-            or self._validator.error(observation, "step", (terminated, truncated))
-        )
+        if not isfinite(vdot(reward, reward)):
+            self._raise_first(finite_error("reward", reward))
+        self._raise_first(self._validator.error(observation, "step", (terminated, truncated)))
         return VectorStep(observation, reward, terminated, truncated)
 
     def close(self) -> None:
