@@ -80,10 +80,9 @@ def main() -> None:
     lines = ["# Seconds to a mean return", ""]
     lines += [
         f"`python benchmarks/target.py --xagents .../xagents --seeds {arguments.seeds}`. Whole commands, "
-        f"seeds 1 to {arguments.seeds} in turn, "
-        f"medians. {os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()} "
-        "and 3.8, "
-        f"operant {version('operant')}, JAX {version('jax')}, load {os.getloadavg()[0]:.1f} at the start.",
+        f"seeds 1 to {arguments.seeds} in turn, medians. {os.cpu_count()} processors ({platform.machine()}), "
+        f"Python {platform.python_version()} and 3.8, operant {version('operant')}, JAX {version('jax')}, "
+        f"load {os.getloadavg()[0]:.1f} at the start.",
     ]
     for agent, words in TASKS.items():
         found: dict[str, list[Found]] = {name: [] for name in systems}

@@ -147,10 +147,9 @@ def write(
         "# Throughput by the number of environments",
         "",
         f"`python benchmarks/throughput.py`. Steps per second, medians of {asked.rounds} rounds of "
-        f"{asked.seconds:g} s. "
-        f"{os.cpu_count()} processors ({platform.machine()}), Python {platform.python_version()}, Gymnasium "
-        f"{version('gymnasium')}, "
-        f"Ray {version('ray')}, load {load:.1f} at the start.",
+        f"{asked.seconds:g} s. {os.cpu_count()} processors ({platform.machine()}), Python "
+        f"{platform.python_version()}, Gymnasium {version('gymnasium')}, Ray {version('ray')}, load "
+        f"{load:.1f} at the start.",
     ]
     for name, ways in speeds.items():
         lines += [
@@ -185,9 +184,8 @@ def cycle(sizes: dict[int, list[float]]) -> str:
     last = SIZES[-1]
     return (
         f"A step of n waiting environments in processes took {start:.1f} + n x {slope:.2f} ms, the line "
-        "through the rows above: "
-        f"{last / (start + last * slope) * 1000:,.0f} steps a second with {last}, where {took[-1]:.1f} ms "
-        "were measured."
+        f"through the rows above: {last / (start + last * slope) * 1000:,.0f} steps a second with {last}, "
+        f"where {took[-1]:.1f} ms were measured."
     )
 
 

@@ -27,23 +27,18 @@ COMMANDS = [
     "a2c-pong.tf",
     "train a2c --env BipedalWalker-v3 --target-reward 100 --n-envs 16 --checkpoints a2c-bipedal-walker.tf",
     "train acer --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints "
-    "acer-pong.tf "
-    "--buffer-max-size 5000 --buffer-initial-size 500 --trust-region",
+    "acer-pong.tf --buffer-max-size 5000 --buffer-initial-size 500 --trust-region",
     "train ddpg --env BipedalWalker-v3 --target-reward 100 --n-envs 16 --checkpoints "
-    "ddpg-actor-bipedal-walker.tf "
-    "ddpg-critic-bipedal-walker.tf --buffer-max-size 1000000 --buffer-initial-size 25000 "
-    "--buffer-batch-size 100",
+    "ddpg-actor-bipedal-walker.tf ddpg-critic-bipedal-walker.tf --buffer-max-size 1000000 "
+    "--buffer-initial-size 25000 --buffer-batch-size 100",
     "train dqn --env PongNoFrameskip-v4 --target-reward 19 --n-envs 3 --lr 1e-4 --preprocess --checkpoints "
-    "dqn-pong.tf "
-    "--buffer-max-size 50000 --buffer-initial-size 10000 --max-frame",
+    "dqn-pong.tf --buffer-max-size 50000 --buffer-initial-size 10000 --max-frame",
     "train ppo --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --preprocess --checkpoints "
     "ppo-pong.tf",
     "train ppo --env BipedalWalker-v3 --target-reward 200 --n-envs 16 --checkpoints ppo-bipedal-walker.tf",
     "train td3 --env BipedalWalker-v3 --target-reward 300 --n-envs 16 --checkpoints "
-    "td3-actor-bipedal-walker.tf "
-    "td3-critic1-bipedal-walker.tf td3-critic2-bipedal-walker.tf --buffer-max-size 1000000 "
-    "--buffer-initial-size 100 "
-    "--buffer-batch-size 100",
+    "td3-actor-bipedal-walker.tf td3-critic1-bipedal-walker.tf td3-critic2-bipedal-walker.tf "
+    "--buffer-max-size 1000000 --buffer-initial-size 100 --buffer-batch-size 100",
     "train trpo --env PongNoFrameskip-v4 --target-reward 19 --n-envs 16 --checkpoints trpo-actor-pong.tf "
     "trpo-critic-pong.tf --preprocess --lr 1e-3",
     "train trpo --env BipedalWalker-v3 --target-reward 200 --n-envs 16 --checkpoints trpo-actor-pong.tf "
@@ -170,9 +165,8 @@ def test_what_was_trained_plays(tmp_path, monkeypatch):
 
 TUNE = (
     "tune ppo --env PongNoFrameskip-v4 --study ppo-carnival --storage sqlite:///ppo-carnival.db "
-    "--trial-steps 500000 --n-trials 100 "
-    "--warmup-trials 3 --preprocess --n-envs 16 32 --lr 1e-5 1e-2 --opt-epsilon 1e-7 1e-4 --gamma 0.9 0.999 "
-    "--entropy-coef 0.01 0.2 --n-steps 16 32 64 128 --lam 0.7 0.99"
+    "--trial-steps 500000 --n-trials 100 --warmup-trials 3 --preprocess --n-envs 16 32 --lr 1e-5 1e-2 "
+    "--opt-epsilon 1e-7 1e-4 --gamma 0.9 0.999 --entropy-coef 0.01 0.2 --n-steps 16 32 64 128 --lam 0.7 0.99"
 )
 
 

@@ -504,8 +504,7 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
             "fractions.Fractoin",
             {},
             "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute "
-            "'Fractoin' "
-            f"({fractions.__file__}). Did you mean 'Fraction'?",
+            f"'Fractoin' ({fractions.__file__}). Did you mean 'Fraction'?",
         ),
         ("none.json", {}, "The layer file 'none.json' does not exist."),
         ({"type": "base", "lrr": 1}, {}, "base takes no argument 'lrr'. Did you mean 'lr'?"),

@@ -498,9 +498,8 @@ def interrupted(storage):
     """Start a study whose trials never end, interrupt it, and return what it printed and its status."""
     flags = [] if storage is None else ["--storage", storage]
     code = (
-        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r}; from "
-        "operant.cli import main;"
-        "import sys; sys.exit(main(sys.argv[1:]))"
+        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r}; from operant.cli "
+        "import main;import sys; sys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, "tune", "ppo", "--env", "hang", "--lr", "1e-5", "1e-1", "--study", "s",
@@ -559,8 +558,7 @@ def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
     code = (
         "import sys, time; from operant.envs.workers import worker; worker._ORPHAN_SECONDS = 0.0; from "
-        "operant.tuning import trial;"
-        "trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
+        "operant.tuning import trial;trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
     process = TrialProcess(silent=True)
@@ -711,12 +709,11 @@ TRIALS = 6
 def together(storage, processes=2):
     """Let several processes work on one new storage at once; return the study."""
     code = (
-        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r};"
-        "from operant.tuning.tune import TuneConfig, plan, tune; import sys;"
-        f"config = TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, "
-        "trial_steps=1000));"
-        "tuned = tune(plan('ppo', config, env='pretended', lr=[1e-5, 1e-1], seed=3));"
-        "sys.exit(tuned.failed)"
+        f"from operant.tuning.trial import TrialProcess; TrialProcess.code = {PRETENDED!r};from "
+        "operant.tuning.tune import TuneConfig, plan, tune; import sys;config = "
+        f"TuneConfig.from_dict(dict(study='s', storage=sys.argv[1], n_trials={TRIALS}, n_jobs=2, "
+        "trial_steps=1000));tuned = tune(plan('ppo', config, env='pretended', lr=[1e-5, 1e-1], "
+        "seed=3));sys.exit(tuned.failed)"
     )
     started = [
         subprocess.Popen(
@@ -851,10 +848,9 @@ def test_defaults_are_the_documented_ones():
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys, operant.cli as c; c.main(['tune', 'ppo']); c.main(['plot']);"
-        "print([m for m in ('jax', 'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow', 'optuna', "
-        "'sqlalchemy') "
-        "if m in sys.modules], file=sys.stderr)"
+        "import sys, operant.cli as c; c.main(['tune', 'ppo']); c.main(['plot']);print([m for m in ('jax', "
+        "'keras', 'gymnasium', 'optax', 'matplotlib', 'pyarrow', 'optuna', 'sqlalchemy') if m in "
+        "sys.modules], file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"

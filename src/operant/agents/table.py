@@ -209,8 +209,7 @@ def identify(cls: Any) -> tuple[str, type[Config]]:
     if not (isinstance(config, type) and issubclass(config, Config) and hasattr(cls, "update")):
         raise SpecError(
             f"{cls.__name__} is not an algorithm: it must have the methods of one, and its module, "
-            f"{cls.__module__}, "
-            "define `Config` beside the class. See docs/add-an-algorithm.md."
+            f"{cls.__module__}, define `Config` beside the class. See docs/add-an-algorithm.md."
         )
     for name, known in AGENTS.items():
         if (known.cls, f"{PACKAGE}.{known.module}") == (cls.__name__, cls.__module__):

@@ -49,8 +49,7 @@ def read(path: Path) -> dict[str, Any]:
     if (version := manifest.get("version")) != VERSION:
         raise CheckpointError(
             f"{file} is of format {version!r}, and only {VERSION} is read: it comes from an earlier, "
-            "unreleased "
-            "state of operant. Train again."
+            "unreleased state of operant. Train again."
         )
     if manifest.get("sha256") != digest(manifest):
         raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the one that was recorded.")

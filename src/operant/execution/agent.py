@@ -510,8 +510,7 @@ class Agent(InteractiveAgent):
             if other != spaces:
                 raise SpaceError(
                     f"The environment does not fit the saved agent. Saved: {spaces.to_spec()}. Given: "
-                    f"{other.to_spec()}. "
-                    "Give one with the same states and actions, or leave environment out."
+                    f"{other.to_spec()}. Give one with the same states and actions, or leave environment out."
                 )
         with from_file(what):
             return Agent(

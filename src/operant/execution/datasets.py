@@ -66,8 +66,7 @@ class MinariEpisodes(Sequence[Trace]):
             known = ", ".join(sorted(minari.list_local_datasets())) or "none"
             raise SpecError(
                 f"There is no Minari dataset {name!r} here ({error}) Local datasets: {known}. Get it with "
-                "`minari download`, or "
-                "write it with operant.execution.datasets.from_traces."
+                "`minari download`, or write it with operant.execution.datasets.from_traces."
             ) from None
         self._name, self._spaces = name, spaces
         as_declared = any(leaf.channels_first for leaf in spaces.states.components.values())

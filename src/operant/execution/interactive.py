@@ -216,8 +216,7 @@ class InteractiveAgent:
             if actor.acted:
                 raise UsageError(
                     f"act was called twice for parallel={actor.index}. Call observe after each act, or "
-                    "reset() where the "
-                    "environments begin anew, as after Agent.load."
+                    "reset() where the environments begin anew, as after Agent.load."
                 )
             limit = self.max_episode_timesteps
             if limit is not None and actor.length >= limit:
@@ -440,8 +439,7 @@ class InteractiveAgent:
             metrics = ", ".join(f"{name} {value:g}" for name, value in self._engine.metrics().items())
             raise NumericalError(
                 f"Update {self.updates} was left out: its gradients are not finite. Look for rewards or "
-                "states that are very large, "
-                f"or a learning rate that is. {metrics}."
+                f"states that are very large, or a learning rate that is. {metrics}."
             )
 
     def reset(self, parallel: Any = None, next_states: Any = None) -> None:

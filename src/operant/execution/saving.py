@@ -69,9 +69,8 @@ def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: P
         if expected.get(name) != received.get(name):
             raise CheckpointError(
                 f"The weights in {str(path)!r} do not fit the agent: {name!r} is "
-                f"{received.get(name, 'missing')} there and "
-                f"{expected.get(name, 'missing')} in the agent. Load them into an agent with the same "
-                "networks."
+                f"{received.get(name, 'missing')} there and {expected.get(name, 'missing')} in the agent. "
+                "Load them into an agent with the same networks."
             )
 
     return {
@@ -197,9 +196,8 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
     if format in export.FORMATS or suffixes & set(export.FORMATS.values()):
         raise CheckpointError(
             f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
-            "learn on: it is no agent. "
-            f"Load it with operant.load_policy({str(directory)!r}), or save the agent with "
-            "format='checkpoint', too."
+            f"learn on: it is no agent. Load it with operant.load_policy({str(directory)!r}), or save the "
+            "agent with format='checkpoint', too."
         )
     if format is not None:
         check_format(format)

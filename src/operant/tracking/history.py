@@ -155,8 +155,7 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
     if Path(path).is_file():
         raise SpecError(
             f"The history {shown(path)} is a single file, which cannot be continued. Received: "
-            f"{argument}={shown(path)!r}. "
-            "Give another path: operant makes a folder of that name."
+            f"{argument}={shown(path)!r}. Give another path: operant makes a folder of that name."
         )
     return as_folder(argument, path, shown(path))
 

@@ -226,8 +226,7 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
     if kind in AGENTS and algorithm_class(kind) is not own.cls:
         raise CheckpointError(
             f"{source} is of the agent {kind!r}. Received: agent={own.name!r}. Give agent={kind!r}, with "
-            "what the file cannot "
-            "hold, or leave agent out."
+            "what the file cannot hold, or leave agent out."
         )
     default = own.usual()
     lost = arguments.get("optimizer") == {"type": optimise.GIVEN}

@@ -99,8 +99,7 @@ def act_independently(
         if jax.tree.map(np.shape, internals) != needed:
             raise SpaceError(
                 f"internals must have the shapes {needed}, as initial_internals() and the call before gave "
-                "them. "
-                f"Received: {jax.tree.map(np.shape, internals)}."
+                f"them. Received: {jax.tree.map(np.shape, internals)}."
             )
         carry = jax.tree.map(lambda x, like: np.reshape(x, (n, *like.shape)), internals, each)
     noise = learner.independent_noise(key, np.uint32(draw), n)

@@ -51,8 +51,7 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
         raise value_error(
             "capacity",
             f"above {sequence * actors} for a recurrent network: {actors} actor(s) x {sequence} rows, the "
-            "layer's horizon "
-            "and that of returns",
+            "layer's horizon and that of returns",
             capacity,
             "Use a larger capacity, or a smaller horizon of the layer.",
         )

@@ -300,8 +300,7 @@ class ModularConfig(
         if not self.bootstraps and self.lam != 1.0:
             yield (
                 "lam mixes rewards with predicted values, and nothing is predicted: it would be a second "
-                "discount. "
-                f"Received: lam={self.lam!r}. Leave lam at 1, or give baseline_model='auto'."
+                f"discount. Received: lam={self.lam!r}. Leave lam at 1, or give baseline_model='auto'."
             )
         if self.estimate_advantage and self.baseline_model is None:
             yield (
@@ -341,10 +340,9 @@ class ModularConfig(
         if self.baseline_model == "shared" or (self.baseline_model and self.baseline_optimizer is None):
             yield (
                 "gradient='natural' steps the policy alone: a baseline needs a network and an optimizer of "
-                "its own. "
-                f"Received: baseline_model={self.baseline_model!r}, "
-                f"baseline_optimizer={self.baseline_optimizer!r}. "
-                "Give baseline_model='auto', baseline_optimizer='adam', baseline_lr=0.001."
+                f"its own. Received: baseline_model={self.baseline_model!r}, "
+                f"baseline_optimizer={self.baseline_optimizer!r}. Give baseline_model='auto', "
+                "baseline_optimizer='adam', baseline_lr=0.001."
             )
 
     def _memory_faults(self) -> Iterator[str]:
@@ -434,11 +432,10 @@ class ModularConfig(
         ):
             yield (
                 f"objective={DETERMINISTIC!r} stops gradients of its policy's loss to keep the baseline "
-                "fixed. Evolutionary gradients and a line "
-                "search compare losses instead, so that the baseline would climb too. Received: "
-                f"gradient={self.gradient!r}, linesearch_iterations={self.linesearch_iterations}, "
-                "baseline_optimizer=None. "
-                "Give baseline_optimizer='adam'."
+                "fixed. Evolutionary gradients and a line search compare losses instead, so that the "
+                f"baseline would climb too. Received: gradient={self.gradient!r}, "
+                f"linesearch_iterations={self.linesearch_iterations}, baseline_optimizer=None. Give "
+                "baseline_optimizer='adam'."
             )
         if self.exploration is None:
             yield (

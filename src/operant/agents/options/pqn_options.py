@@ -16,9 +16,8 @@ class PQNConfig(EpsilonConfig, ModelConfig):
         AgentConfig,
         "optimizer",
         "radam",
-        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
-        "or an optax "
-        "transformation",
+        "Optimizer: a name (radam, adam, adamw, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer or "
+        "an optax transformation",
     )
     grad_norm: float | None = changed(AgentConfig, "grad_norm", 10.0)
     model: Any = changed(

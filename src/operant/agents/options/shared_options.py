@@ -57,8 +57,7 @@ class AgentConfig(Config):
     normalize_observations: bool = option(
         False,
         "Scale float observations (numbers and vectors; not images) by their running mean and standard "
-        "deviation, which are "
-        "saved with the agent",
+        "deviation, which are saved with the agent",
     )
     normalize_rewards: bool = option(
         False, "Divide rewards by the running standard deviation of the discounted return"
@@ -228,8 +227,7 @@ class EpsilonConfig(AgentConfig):
             left = start + (end - start) * max(steps - first, 0) / decay
             yield (
                 f"Exploration goes on to the end: ε reaches {end:g} at step {first + decay:,.0f} "
-                f"(epsilon_decay_steps), and is {left:.2f} "
-                f"at the run's last, {steps:,}"
+                f"(epsilon_decay_steps), and is {left:.2f} at the run's last, {steps:,}"
             )
 
     def check(self) -> Iterator[str]:
@@ -294,15 +292,13 @@ class ReplayConfig(AgentConfig):
         yield from super().check()
         if self.buffer_initial_size is not None and self.buffer_initial_size > self.buffer_max_size:
             yield (
-                "buffer_initial_size must be at most buffer_max_size. "
-                f"Received: buffer_initial_size={self.buffer_initial_size}, "
-                f"buffer_max_size={self.buffer_max_size}."
+                "buffer_initial_size must be at most buffer_max_size. Received: "
+                f"buffer_initial_size={self.buffer_initial_size}, buffer_max_size={self.buffer_max_size}."
             )
         if self.buffer_batch_size > self.buffer_max_size:
             yield (
-                "buffer_batch_size must be at most buffer_max_size. "
-                f"Received: buffer_batch_size={self.buffer_batch_size}, "
-                f"buffer_max_size={self.buffer_max_size}."
+                "buffer_batch_size must be at most buffer_max_size. Received: "
+                f"buffer_batch_size={self.buffer_batch_size}, buffer_max_size={self.buffer_max_size}."
             )
 
 

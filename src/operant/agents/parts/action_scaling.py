@@ -86,8 +86,7 @@ def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
             which = "the action has" if spaces.actions.single else f"action {action!r} has"
             raise SpaceError(
                 f"{name} needs finite bounds of every float action, and {which} none "
-                f"(min_value={leaf.min_value}, "
-                f"max_value={leaf.max_value}). Give both, or {instead}."
+                f"(min_value={leaf.min_value}, max_value={leaf.max_value}). Give both, or {instead}."
             )
 
 

@@ -61,8 +61,7 @@ def refuse_averages(models: Mapping[str, Model]) -> None:
         if model.averages and remembering:
             raise SpecError(
                 f"{name} must not have running averages, such as batch normalisation, beside the recurrent "
-                f"{remembering[0]}. "
-                f"Received: {', '.join(model.averages)}. Use layer normalisation instead "
+                f"{remembering[0]}. Received: {', '.join(model.averages)}. Use layer normalisation instead "
                 "(layer_normalization)."
             )
 

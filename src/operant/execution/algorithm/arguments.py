@@ -48,8 +48,7 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
     if len(parts) > len(slots):
         raise UsageError(
             f"{name_of_class} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional "
-            "arguments. "
-            "Give options by name."
+            "arguments. Give options by name."
         )
     placed = dict(zip(slots, parts, strict=False))
     for name in placed:
@@ -172,8 +171,7 @@ def buffer_options(
     if isinstance(buffers, list | tuple) and environments not in (None, len(parts)):
         raise SpecError(
             f"buffers must be one for each environment. Received: {len(parts)} for {environments} "
-            "environments. "
-            "Give as many, or a single one (no list) for all together."
+            "environments. Give as many, or a single one (no list) for all together."
         )
     for part in parts:
         if not isinstance(part, ReplayBuffer1):
@@ -207,8 +205,7 @@ def optimizer_options(
     if any(other != each[0] for other in each):
         raise SpecError(
             "The models are compiled with different optimizers. Compile them with the same (the learning "
-            "rates of actor and "
-            "critic may differ for agents with a critic_lr), or give optimizer= and lr=."
+            "rates of actor and critic may differ for agents with a critic_lr), or give optimizer= and lr=."
         )
     return {name: value for name, value in (each[0] | apart).items() if name not in others}
 

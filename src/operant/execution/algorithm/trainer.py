@@ -179,8 +179,7 @@ class Trainer:
             if opaque and self.run.divergence_monitoring_steps is not None:
                 raise SpecError(
                     "divergence_monitoring_steps lowers the learning rate, which an optax transformation "
-                    "keeps to itself. "
-                    "Give the optimizer by name or as a dict, with lr."
+                    "keeps to itself. Give the optimizer by name or as a dict, with lr."
                 )
             self.session = ExperimentSetup(definition, environments, self.run)
             if weights:
@@ -239,8 +238,7 @@ class Trainer:
             first = unnamed[0]
             raise UsageError(
                 f"fit takes its arguments by name: fit(max_steps={first!r}) for steps, "
-                f"fit(target_reward={first!r}) for a mean reward. "
-                f"Received: {', '.join(map(repr, unnamed))}."
+                f"fit(target_reward={first!r}) for a mean reward. Received: {', '.join(map(repr, unnamed))}."
             )
         if target_reward is None and max_steps is None:
             raise UsageError("`target_reward` or `max_steps` should be specified when fit() is called.")
@@ -450,8 +448,7 @@ class Trainer:
             received = ", ".join(f"{name}={value!r}" for name, value in others.items())
             raise UsageError(
                 f"save of {type(self).__name__} writes a checkpoint to a directory, and takes nothing else. "
-                f"Received: {received}. For weights or "
-                "a policy in another format: save(directory), then "
+                f"Received: {received}. For weights or a policy in another format: save(directory), then "
                 "Agent.load(directory=...).save(directory=..., format=...)."
             )
         training = self.session.training(self.run, LoggerGroup(), None, self._progress)

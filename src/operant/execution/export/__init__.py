@@ -28,9 +28,8 @@ def refuse_saved_model(format: Any) -> None:
     if format in SAVED_MODEL:
         raise SpecError(
             "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does "
-            "not depend on it. "
-            "Use format='onnx', which runs without operant and without JAX, or format='stablehlo', which "
-            "JAX runs."
+            "not depend on it. Use format='onnx', which runs without operant and without JAX, or "
+            "format='stablehlo', which JAX runs."
         )
 
 

@@ -151,9 +151,8 @@ def _interface(file: Path) -> Interface:
         data = json.loads(beside.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise CheckpointError(
-                f"{str(beside)!r} is of version {data['version']}, and this operant reads version "
-                f"{VERSION}. Use the operant "
-                "that wrote it, or export anew."
+                f"{str(beside)!r} is of version {data['version']}, and this operant reads version {VERSION}. "
+                "Use the operant that wrote it, or export anew."
             )
         return Interface.from_json(data)
     except (

@@ -108,8 +108,7 @@ def onnx(function: PolicyFunction) -> bytes:
         except Exception as error:  # the converter has no error of its own
             raise SpecError(
                 f"The policy cannot be converted to ONNX: {str(error).strip().splitlines()[0]}. Use "
-                "format='stablehlo', or layers "
-                "that the converter (jax2onnx) knows."
+                "format='stablehlo', or layers that the converter (jax2onnx) knows."
             ) from error
     data: bytes = model.SerializeToString()
     _compare(function, data)
@@ -146,8 +145,7 @@ def _compare(function: PolicyFunction, data: bytes) -> None:
         if np.mean(same) < 0.95:
             raise SpecError(
                 f"The policy as ONNX differs from the agent's in {name!r}: a layer is not converted "
-                "faithfully. "
-                "Use format='stablehlo'."
+                "faithfully. Use format='stablehlo'."
             )
 
 
