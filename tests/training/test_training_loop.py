@@ -120,7 +120,7 @@ def test_speed_is_that_since_the_last_report(clock, step, elapsed):
     made = training(clock, step=step, elapsed=elapsed, max_steps=step + 20, log_frequency=2)
     made.progress.score.episodes = made.progress.logged = step // BLOCK_STEPS
     made.loop()
-    records = made.sinks.records
+    records = made.loggers.records
     assert [record.step - step for record in records] == [4, 8, 12, 16, 20]
     assert [record.time - elapsed for record in records] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert [record.values["time/steps_per_second"] for record in records] == [4.0] * 5
@@ -148,7 +148,11 @@ def evaluation(made, frequency, found):
         return found
 
     made.evaluation = types.SimpleNamespace(
-        frequency=frequency, run=run, sink=None, directory=None, evaluator=types.SimpleNamespace(seconds=0.0)
+        frequency=frequency,
+        run=run,
+        logger=None,
+        directory=None,
+        evaluator=types.SimpleNamespace(seconds=0.0),
     )
     return steps
 
@@ -160,7 +164,7 @@ def test_an_evaluation_reports_its_episodes(clock):
     made.loop()
     found = [
         (record.step, {name: x for name, x in record.values.items() if name.startswith("evaluation/")})
-        for record in made.sinks.records
+        for record in made.loggers.records
         if "evaluation/reward_mean" in record.values
     ]
     told = {
@@ -181,7 +185,7 @@ def test_what_begins_behind_a_history_counts_from_its_end(clock):
     evaluated = evaluation(made, 400, [EpisodeResult(1, 1.0, 1, 0)])
     made.loop()
     assert evaluated == [1200]
-    assert [record.step for record in made.sinks.records][:3] == [1008, 1016, 1024]
+    assert [record.step for record in made.loggers.records][:3] == [1008, 1016, 1024]
     watched = training(
         clock, [9.0] * 3, origin=origin, max_steps=1024,
         divergence_monitoring_steps=0, plateau_reduce_patience=1, early_stop_patience=9,

@@ -85,7 +85,7 @@ class Evaluation:
     """Episodes of each evaluation."""
     seed: int
     """Of the run; each evaluation has different episodes, the same ones whenever the run is repeated."""
-    sink: Logger | None = None
+    logger: Logger | None = None
     """Takes the episodes."""
     directory: Path | None = None
     """Folder for a checkpoint of the best policy; None: it is not kept."""

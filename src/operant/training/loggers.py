@@ -1,4 +1,4 @@
-"""The sinks of a training run, as its options say."""
+"""The loggers of a training run, as its options say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from operant.tracking.wandb import WandB
 from operant.training.loop import TrainingLoop
 
 
-def tracker(
+def create_loggers(
     directory: Path | None, run: RunConfig, training: TrainingLoop, again: bool = False
 ) -> LoggerGroup:
     """Return what a run writes: history, metrics, event files, console.
@@ -27,14 +27,14 @@ def tracker(
     """
     resume = training.step if again or training.driver.step else None
     history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
-    sinks: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
+    loggers: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
-        sinks.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
-        sinks.append(TensorBoard(directory / "events", resume_at_step=resume))
-    sinks.append(console(run, training))
+        loggers.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
+        loggers.append(TensorBoard(directory / "events", resume_at_step=resume))
+    loggers.append(console(run, training))
     if run.monitor_session is not None:
-        sinks.append(monitored(directory, run, training))
-    return LoggerGroup(sinks)
+        loggers.append(monitored(directory, run, training))
+    return LoggerGroup(loggers)
 
 
 def console(run: RunConfig, training: TrainingLoop) -> Console:
@@ -54,7 +54,7 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
 
 
 def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) -> WandB:
-    """Return the Weights & Biases sink of a run.
+    """Return the Weights & Biases logger of a run.
 
     A later part continues the same W&B run, whose id the folder holds, or else the progress.
     """
@@ -64,9 +64,9 @@ def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) ->
         known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
     config = {"agent": training.specification["agent"], "run": run.to_dict()}
-    sink = WandB(run.monitor_session, directory or working_directory(), config, known)
-    training.progress.monitored = sink.id
+    logger = WandB(run.monitor_session, directory or working_directory(), config, known)
+    training.progress.monitored = logger.id
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(sink.id + "\n", encoding="utf-8")
-    return sink
+        file.write_text(logger.id + "\n", encoding="utf-8")
+    return logger

@@ -1,6 +1,6 @@
 """The training loop: one for both drivers.
 
-It decides when to log, save and stop; it knows no tracker and no terminal.
+It decides when to log, save and stop; it knows no logger and no terminal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TrainingLoop:
         driver: what collects and learns.
         run: options of the run.
         specification: the agent's, for the header of checkpoints.
-        sinks: where records go.
+        loggers: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
@@ -92,7 +92,7 @@ class TrainingLoop:
         driver: Driver,
         run: RunConfig,
         specification: dict[str, Any],
-        sinks: Logger,
+        loggers: Logger,
         directory: Path | None = None,
         on_best: Callable[[TrainState], None] | None = None,
         unjudged: Callable[[TrainState], str | None] | None = None,
@@ -102,7 +102,7 @@ class TrainingLoop:
         self.driver = driver
         self.run = run
         self.specification = specification
-        self.sinks = sinks
+        self.loggers = loggers
         self.directory = directory
         self.on_best = on_best
         self.unjudged = unjudged
@@ -113,7 +113,7 @@ class TrainingLoop:
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with every report, which it may add to and change before the sinks take it.
+        """Called with every report, which it may add to and change before the loggers take it.
 
         The run ends if it returns False.
         """
@@ -187,7 +187,7 @@ class TrainingLoop:
     def save(self) -> Path | None:
         """Write a checkpoint of the whole run.
 
-        What the sinks hold goes to the disk first. A process that dies in between leaves records beyond the
+        What the loggers hold goes to the disk first. A process that dies in between leaves records beyond the
         last checkpoint, which the resumed run drops and writes again; the other way round their episodes
         would be lost.
         """
@@ -215,9 +215,9 @@ class TrainingLoop:
                 "ended": self.ended,
             },
         }
-        self.sinks.flush()
-        if self.evaluation is not None and self.evaluation.sink is not None:
-            self.evaluation.sink.flush()
+        self.loggers.flush()
+        if self.evaluation is not None and self.evaluation.logger is not None:
+            self.evaluation.logger.flush()
         name = f"step-{self.driver.step:012d}"
         return checkpoint.save(directory, tree, header, keep=keep, name=name)
 
@@ -391,9 +391,9 @@ class TrainingLoop:
             values["evaluation/length_mean"] = sum(ended.length for ended in finished) / len(finished)
             for name, value in info_means(ended.info for ended in finished).items():
                 values[f"evaluation/{name}"] = value
-            if evaluation.sink is not None:
+            if evaluation.logger is not None:
                 seconds = self.progress.elapsed
-                evaluation.sink.episodes(
+                evaluation.logger.episodes(
                     [
                         EpisodeRecord(step, seconds, e.reward, e.length, e.actor, mean, best, e.info)
                         for e in finished
@@ -442,7 +442,7 @@ class TrainingLoop:
         with self._meanwhile():
             if outcome := self.unjudged(self.driver.learnt):
                 missing = "a mean return" if self.evaluation is None else "an evaluation"
-                self.sinks.message(f"The run ended before there was {missing} to judge by: {outcome}")
+                self.loggers.message(f"The run ended before there was {missing} to judge by: {outcome}")
 
     def _time(self) -> float:
         """Return the time of a clock that is stopped during evaluations, including those of runs beside
@@ -464,11 +464,11 @@ class TrainingLoop:
             episode = ended.reward, ended.length, ended.actor
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, score.best, ended.info))
         if episodes:
-            self.sinks.episodes(episodes)
+            self.loggers.episodes(episodes)
 
     def _log(self, scores: dict[str, float]) -> None:
         """Report scores of evaluations, the metrics and the last episodes: to the callback first, then to the
-        sinks.
+        loggers.
         """
         record = self._record(scores)
         if self.progress.score.improved() and self.evaluation is None:
@@ -480,12 +480,12 @@ class TrainingLoop:
                 self._called_off = self.on_record(changed) is False
                 record = changed._replace(values=numbers(changed.values))
         finally:  # without what the callback added, if it fails
-            self.sinks.record(record)
+            self.loggers.record(record)
 
     def _report_rest(self) -> None:
         """Report what there is since the last report, in a run that fails."""
         if self.driver.step > self._logged[1]:
-            self.sinks.record(self._record({}))
+            self.loggers.record(self._record({}))
 
     def _record(self, scores: dict[str, float]) -> Record:
         """Return a record of scores of evaluations, the metrics and the last episodes."""
@@ -520,7 +520,7 @@ class TrainingLoop:
             if verdict == "stop":
                 return "early_stop"
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
-            self.sinks.message(f"Learning rate reduced {old:g} -> {new:g}")
+            self.loggers.message(f"Learning rate reduced {old:g} -> {new:g}")
         return None
 
     def _stop(self) -> str | None:

@@ -25,7 +25,7 @@ from operant.training import signals
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
-from operant.training.loggers import console, tracker
+from operant.training.loggers import console, create_loggers
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
@@ -149,8 +149,8 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             stack.enter_context(held(directory))
             together = len(runs) if runner.mapped else None
             describe(directory, definition.to_dict(), run, environments, command, together=together)
-            training.sinks = sinks = tracker(directory, run.replace(quiet=True), training)
-            stack.callback(sinks.close)
+            training.loggers = loggers = create_loggers(directory, run.replace(quiet=True), training)
+            stack.callback(loggers.close)
             trainings.append(training)
         total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
         display = LoggerGroup([console(runs[0].replace(max_steps=total), trainings[0])])

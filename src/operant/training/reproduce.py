@@ -238,16 +238,16 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
             session.weights.load(session.driver)
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
         display = console(run.replace(max_steps=aim), training)
-        sinks = training.sinks = LoggerGroup([History(place / "history.parquet"), display])
+        loggers = training.loggers = LoggerGroup([History(place / "history.parquet"), display])
         try:
-            sinks.message(
+            loggers.message(
                 f"Reproducing {shown(record.directory)}: {record.data['agent']['type']} on {run.env}, seed "
                 f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
                 raise KeyboardInterrupt  # nothing can be said then
         finally:
-            sinks.close()
+            loggers.close()
     finally:
         environments.close()
     return training.step

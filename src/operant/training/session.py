@@ -69,7 +69,7 @@ class ExperimentSetup:
     def training(
         self,
         run: RunConfig,
-        sinks: Logger,
+        loggers: Logger,
         directory: Path | None = None,
         progress: Progress | None = None,
     ) -> TrainingLoop:
@@ -77,7 +77,7 @@ class ExperimentSetup:
 
         Args:
             run: its options.
-            sinks: where records go.
+            loggers: where records go.
             directory: folder of its checkpoints; None: none are written.
             progress: how far an earlier part of it came; None: there was none.
 
@@ -91,7 +91,7 @@ class ExperimentSetup:
             self.driver,
             run,
             self.specification,
-            sinks,
+            loggers,
             directory,
             on_best=self.weights.save,
             unjudged=self.weights.save_unjudged,

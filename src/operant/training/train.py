@@ -24,7 +24,7 @@ from operant.tracking.record import Origin
 from operant.tracking.runs import EVALUATIONS, read_run
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
-from operant.training.loggers import tracker
+from operant.training.loggers import create_loggers
 from operant.training.loop import TrainingLoop
 from operant.training.progress import of_this_state
 from operant.training.run_dir import (
@@ -180,7 +180,7 @@ def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
         outcome = training.loop()
         training.keep_unjudged()
         agent, env = training.definition.name, training.run.env
-        training.sinks.message(_farewell(outcome, directory, resuming(directory, agent, env)))
+        training.loggers.message(_farewell(outcome, directory, resuming(directory, agent, env)))
     return TrainingResult(outcome, directory)
 
 
@@ -233,25 +233,25 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         else:
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
-        training.sinks = tracker(directory, run, training, plan.resume is not None)
-        stack.callback(training.sinks.close)
+        training.loggers = create_loggers(directory, run, training, plan.resume is not None)
+        stack.callback(training.loggers.close)
         for text in (
             _greeting(definition.name, run, environments, directory),
             *_presets(plan, run.env),
             *definition.remarks(training.own_steps),
         ):
-            training.sinks.message(text)
+            training.loggers.message(text)
         if training.memory_anew:
-            training.sinks.message(
+            training.loggers.message(
                 "The replay memory begins anew: the run's checkpoints leave it out (--no-save-memory)"
             )
         if begins_anew:
-            training.sinks.message(
+            training.loggers.message(
                 "The run's history is not there, and begins anew: its "
                 f"{training.progress.score.episodes} episodes so far are in no row"
             )
         if origin.step:
-            training.sinks.message(
+            training.loggers.message(
                 f"Continuing the history {shown(run.history_checkpoint or '')}: {origin.step} steps, "
                 f"{origin.episodes} episodes"
             )
@@ -320,16 +320,16 @@ def evaluating(
         evaluator = Evaluator(learner, env)
         for training in trainings:
             folder = None if training.directory is None else training.directory.parent
-            sink = None
+            logger = None
             if folder is not None:
-                sink = LoggerGroup([History(folder / EVALUATIONS, resume_at_step=training.step)])
-                stack.callback(sink.close)
+                logger = LoggerGroup([History(folder / EVALUATIONS, resume_at_step=training.step)])
+                stack.callback(logger.close)
             training.evaluation = Evaluation(
                 evaluator,
                 run.eval_frequency,
                 run.eval_episodes,
                 training.run.seed or 0,
-                sink,
+                logger,
                 None if folder is None else folder / BEST,
             )
         yield

@@ -186,8 +186,8 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
     if run.weights:
         session.weights.load(session.driver)
     training = session.training(run, LoggerGroup())
-    training.sinks = _loggers(run, training)
-    stack.callback(training.sinks.close)
+    training.loggers = _loggers(run, training)
+    stack.callback(training.loggers.close)
     if episodes is None:
         return _Seed(training, None)
     env = stack.enter_context(host_vector(run, min(episodes, run.n_envs)))

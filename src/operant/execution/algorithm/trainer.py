@@ -60,7 +60,7 @@ from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
-from operant.training.loggers import tracker
+from operant.training.loggers import create_loggers
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 from operant.training.run_dir import describe, held, history_held, new_directory
@@ -287,16 +287,16 @@ class Trainer:
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
         """Train, and write what the run's options, as they were given, say."""
-        training.sinks = tracker(directory, run, training)
+        training.loggers = create_loggers(directory, run, training)
         try:
             for text in self.session.definition.remarks(training.own_steps):
-                training.sinks.message(text)
+                training.loggers.message(text)
             with evaluating([training], self.session.learner, self._evaluating):
                 outcome = training.loop() if self.trial is None else self._train_trial(training)
                 training.keep_unjudged()
-            training.sinks.message(outcome.message)
+            training.loggers.message(outcome.message)
         finally:
-            training.sinks.close()
+            training.loggers.close()
             self._assign_models()
         return outcome
 
