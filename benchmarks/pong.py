@@ -26,7 +26,7 @@ from run import processor
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.spec import presets, runtime
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.host_driver import HostDriver
 
 PRESETS = ("ppo:pong", "acer:pong", "dqn:pong", "dqn:pong-1m")
 FILLED = 4_000

@@ -28,7 +28,7 @@ from operant.envs.native.probe import PROBES
 from operant.execution.agent import Agent
 from operant.spec import options
 from operant.spec.spaces import Spaces
-from operant.training.drivers.device import DeviceRun, RunnerState
+from operant.training.drivers.device_driver import DeviceRun, RunnerState
 from operant.types import Array, Key, Metrics, Rollout
 
 

@@ -165,7 +165,7 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     from operant.agents.base.agent_spec import parse_agent
     from operant.agents.base.learner import Learner
     from operant.envs.native import ids as native_ids
-    from operant.training.drivers.device import DeviceDriver
+    from operant.training.drivers.device_driver import DeviceDriver
     from operant.training.episodes import RollingScore
 
     source = code_of("docs/add-an-algorithm.md", '"""REINFORCE')

@@ -69,7 +69,7 @@ def names_of(agents: dict[str, str]) -> dict[str, set[str]]:
 # Names that are also ordinary words: only an import of the module betrays them.
 ORDINARY = {"random", "constant", "ac", "reinforce"}
 
-FOLDERS = {"agents/modules/": "modular"}
+FOLDERS = {"agents/modular_parts/": "modular"}
 """Folders of one algorithm alone."""
 
 # Options of several algorithms that carry the name of one: names that users know.

@@ -26,7 +26,7 @@ from run import processor
 from workloads import WORKLOADS
 
 from operant.envs.vector.batched import GymnasiumVector
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.host_driver import HostDriver
 
 RESULTS = Path(__file__).parents[1] / "results"
 DEFAULT = (

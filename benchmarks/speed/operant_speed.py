@@ -17,8 +17,8 @@ from operant.agents.base.learner import Learner
 from operant.envs.native import ids
 from operant.envs.vector import create
 from operant.spec import runtime
-from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.host_driver import HostDriver
 
 
 def options(workload: Workload) -> dict[str, Any]:

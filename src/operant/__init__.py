@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 
-from operant.execution.algorithm import import_paths
+from operant.execution.trainers import import_paths
 
 TYPE_CHECKING = False  # like the one of typing, which is slow to import
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from operant.envs import Environment as Environment
     from operant.errors import OperantError as OperantError
     from operant.execution.agent import Agent as Agent
-    from operant.execution.algorithm.inputs import create_envs as create_envs
     from operant.execution.export.exported_policy import load_policy as load_policy
     from operant.execution.runner.runner import Runner as Runner
+    from operant.execution.trainers.inputs import create_envs as create_envs
     from operant.nn.cfg import ModelReader as ModelReader
 
 _PUBLIC = {
@@ -42,7 +42,7 @@ _PUBLIC = {
     "ModelReader": "operant.nn.cfg",
     "OperantError": "operant.errors",
     "Runner": "operant.execution.runner.runner",
-    "create_envs": "operant.execution.algorithm.inputs",
+    "create_envs": "operant.execution.trainers.inputs",
     "load_policy": "operant.execution.export.exported_policy",
 }
 _MODULES = {
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
-        module = importlib.import_module("operant.execution.algorithm.trainer")
+        module = importlib.import_module("operant.execution.trainers.trainer")
         if name in module.CLASSES:
             return module.trainer(name)
     raise AttributeError(f"module 'operant' has no attribute {name!r}")

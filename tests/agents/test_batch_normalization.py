@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
-from operant.agents.modules import gradient_steps
+from operant.agents.modular_parts import gradient_steps
 from operant.errors import SpecError
 from operant.execution.pretraining import BehavioralCloning
 from operant.execution.traces import Trace

@@ -31,7 +31,7 @@ from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import Counters, fold
 from operant.agents.parts import noisy
 from operant.agents.parts.value_heads import CategoricalValue
-from operant.ops import statistics
+from operant.ops import normalization
 from operant.spec.spaces import Spaces
 from operant.types import Rollout
 
@@ -122,7 +122,7 @@ def scaled(own: list[list[Any]], rows: int) -> None:
 def begun(scale: Any, block: Rollout) -> Any:
     """Return the scale of rewards after a block."""
     ended = block.terminated | block.truncated
-    return statistics.scale_rewards(scale, block.reward, ended, block.valid, gamma=GAMMA)[0]
+    return normalization.scale_rewards(scale, block.reward, ended, block.valid, gamma=GAMMA)[0]
 
 
 def drawn(shapes: Any, seed: int) -> Any:
@@ -220,7 +220,7 @@ def test_a_step_of_rainbow_equals_a_plain_one():
     priority = dict(zip(sampled, 0.001 + np.random.default_rng(1).gamma(0.5, size=len(sampled)), strict=True))
     weights = {i: p**alpha for i, p in priority.items()}
 
-    state = drawn(shapes, 2)._replace(reward_scale=statistics.init_reward_scale(2))
+    state = drawn(shapes, 2)._replace(reward_scale=normalization.init_reward_scale(2))
     learned = algorithm.learned(state)
     counters, key = Counters.zero()._replace(timesteps=jnp.uint32(40)), jax.random.key(5)
 
@@ -360,7 +360,7 @@ def test_a_step_of_ppo_equals_a_plain_one():
     first, second = (block(own, HYBRID, t, t + T) for t in (0, T))
     state = drawn(jax.eval_shape(algorithm.init, jax.random.key(0)), 1)
     unseen = jax.tree.map(np.zeros_like, state.variables["state"])
-    params, scale = state.variables["params"], statistics.init_reward_scale(N)
+    params, scale = state.variables["params"], normalization.init_reward_scale(N)
     state = state._replace(variables={"params": params, "state": unseen}, reward_scale=scale)
 
     def column(name: str) -> np.ndarray:
@@ -474,7 +474,7 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
     scaled(own, 2 * T)
     first, second = (block(own, MASKED, t, t + T) for t in (0, T))
     state = drawn(jax.eval_shape(made.init, jax.random.key(0), made.hyper()).state, 1)
-    state = state._replace(reward_scale=statistics.init_reward_scale(2), last=np.uint32(2 * T))
+    state = state._replace(reward_scale=normalization.init_reward_scale(2), last=np.uint32(2 * T))
     before = plain({"model": state.variables["params"], "baseline": state.baseline["params"]})
 
     @jax.jit

@@ -43,7 +43,7 @@ from operant.errors import SpaceError, SpecError
 from operant.spec import Schedule, default, options
 from operant.spec.spaces import Space, Spaces
 from operant.tracking import METRICS
-from operant.training.drivers.device import DeviceRun
+from operant.training.drivers.device_driver import DeviceRun
 from operant.training.drivers.seeds import MultiSeedRunner
 
 BLOCKS = 14

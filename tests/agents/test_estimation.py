@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from operant.agents.modules.reward_estimation import estimate, known, newest, newest_episodes
+from operant.agents.modular_parts.reward_estimation import estimate, known, newest, newest_episodes
 from operant.ops import returns
 from operant.types import Rollout
 

@@ -247,8 +247,9 @@ def declared(config: type[Config]) -> dict[str, str]:
         owner = next(
             cls for cls in reversed(config.__mro__) if option in vars(cls).get("__dataclass_fields__", {})
         )
-        shared = owner.__module__.endswith(("agents.config", "agents.modules"))
-        found[option] = owner.__name__ if shared else owner.__module__.rpartition(".")[2]
+        module = owner.__module__.rpartition(".")[2]
+        shared = module in ("shared_options", "modular_options")
+        found[option] = owner.__name__ if shared else module.removesuffix("_options")
     return found
 
 

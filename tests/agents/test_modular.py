@@ -15,15 +15,15 @@ from operant import Agent
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import Counters
-from operant.agents.modules import exploration, gradient_steps, objectives
-from operant.agents.modules.batch import BatchPreparation
-from operant.agents.modules.objectives import Rows, View
-from operant.agents.modules.sizes import block_rows, recent_rows
+from operant.agents.modular_parts import exploration, gradient_steps, objectives
+from operant.agents.modular_parts.batch import BatchPreparation
+from operant.agents.modular_parts.objectives import Rows, View
+from operant.agents.modular_parts.sizes import block_rows, recent_rows
 from operant.envs.native import ids as native_ids
 from operant.errors import SpaceError, SpecError
 from operant.ops import optimise
 from operant.spec.spaces import Spaces
-from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.episodes import RollingScore
 from operant.types import Rollout
 

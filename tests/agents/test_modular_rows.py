@@ -11,7 +11,7 @@ import pytest
 from tests.small_agents import MODEL
 
 from operant import Agent, Runner
-from operant.agents.modules.batch import BatchPreparation
+from operant.agents.modular_parts.batch import BatchPreparation
 
 GRU = [{"type": "gru", "size": 4, "horizon": 16}]
 SHARED = {"baseline_model": "shared"}

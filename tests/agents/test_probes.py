@@ -28,7 +28,7 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import ENV, Learner, TrainState
 from operant.agents.base.protocol import fold
-from operant.agents.modules.objectives import View
+from operant.agents.modular_parts.objectives import View
 from operant.agents.parts.action_scaling import with_actions
 from operant.agents.table import config_class
 from operant.envs.native import native_env
@@ -46,8 +46,8 @@ from operant.execution.interactive import Settings
 from operant.ops import losses
 from operant.spec import options
 from operant.spec.spaces import masks_of
-from operant.training.drivers.device import DeviceDriver, DeviceRun
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.device_driver import DeviceDriver, DeviceRun
+from operant.training.drivers.host_driver import HostDriver
 from operant.types import Array, Arrays, Tree
 
 GAMMA, ACTORS = 0.9, 8

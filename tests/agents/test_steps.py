@@ -10,7 +10,7 @@ from tests.small_agents import MODEL
 
 from operant import Agent
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.modules import gradient_steps
+from operant.agents.modular_parts import gradient_steps
 from operant.errors import SpecError
 from operant.ops import optimise
 

@@ -16,8 +16,8 @@ from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import Learner
 from operant.agents.table import AGENTS
 from operant.errors import SpaceError, SpecError
-from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.host_driver import HostDriver
 
 UNTRAINED = [name for name, entry in AGENTS.items() if not entry.learns]
 STATES = {"type": "float", "shape": (2,)}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.modules import tensorforce_spec
+from operant.agents.modular_parts import tensorforce_spec
 from operant.errors import SpecError, UsageError
-from operant.execution.algorithm.arguments import named
+from operant.execution.trainers.arguments import named
 from operant.spec import Schedule
 
 

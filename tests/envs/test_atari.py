@@ -19,8 +19,8 @@ from operant.envs.gymnasium.preprocessing import PreprocessingOptions, Preproces
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv, VectorStep
 from operant.errors import SpecError
-from operant.execution.algorithm.inputs import play_env
 from operant.execution.play import PlayConfig
+from operant.execution.trainers.inputs import play_env
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
 from operant.training.environments import host_vector, make_environments

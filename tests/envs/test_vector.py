@@ -36,7 +36,7 @@ from operant.envs.vector.async_vector import processors
 from operant.envs.vector.base import VectorStep, seed_of
 from operant.envs.vector.create import create
 from operant.errors import EnvironmentError, SpecError, UsageError
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.host_driver import HostDriver
 from operant.training.evaluate import run_episodes
 
 # Environments of a module that workers can import.

@@ -18,7 +18,7 @@ import pytest
 import operant
 from operant import checkpoint
 from operant.cli import main
-from operant.execution.algorithm.trainer import Trainer
+from operant.execution.trainers.trainer import Trainer
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "data" / "examples").glob("*.py"))
 COMMANDS = [

@@ -21,9 +21,9 @@ from operant.agents.table import AGENTS, config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.vector import create
 from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
-from operant.execution.algorithm.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
-from operant.execution.algorithm.inputs import create_envs
-from operant.execution.algorithm.trainer import CLASSES, trainer
+from operant.execution.trainers.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
+from operant.execution.trainers.inputs import create_envs
+from operant.execution.trainers.trainer import CLASSES, trainer
 from operant.memory import Replay
 from operant.spec import options
 from operant.tracking import read_history

@@ -15,7 +15,7 @@ from operant.envs.gymnasium.preprocessing import PreprocessingOptions, Preproces
 from operant.envs.native.classic import CartPole
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
-from operant.execution.algorithm.inputs import is_id, made_again
+from operant.execution.trainers.inputs import is_id, made_again
 
 SMALL = {"n_steps": 16, "mini_batches": 1, "ppo_epochs": 1, "quiet": True, "seed": 1}
 

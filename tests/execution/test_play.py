@@ -17,9 +17,9 @@ import pytest
 import operant
 from operant.cli import main
 from operant.errors import EnvironmentError, SpecError
-from operant.execution.algorithm.inputs import create_envs
 from operant.execution.play import PlayConfig, play
 from operant.execution.render import Pictures, RenderWrapper, Video, Window
+from operant.execution.trainers.inputs import create_envs
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
 

@@ -776,7 +776,7 @@ def test_a_run_of_updates_on_a_native_environment_is_one_program_and_exact():
 @pytest.mark.slow
 def test_it_is_the_run_of_the_device_driver():
     from operant.envs.native import ids
-    from operant.training.drivers.device import DeviceDriver
+    from operant.training.drivers.device_driver import DeviceDriver
 
     with quick(seed=5) as runner:
         driver = DeviceDriver(runner.agent.learner, ids.make("jax:CartPole-v1"), 2, jax.random.key(5))

@@ -730,7 +730,7 @@ def test_old_import_paths_stand_and_load_nothing():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.stdout.splitlines() == [
         "[]",
-        "True operant.execution.algorithm.inputs operant.execution.algorithm.arguments plot_history",
+        "True operant.execution.trainers.inputs operant.execution.trainers.arguments plot_history",
         "True False ['ModelReader', 'create_envs', 'plot_history']",
     ], result.stderr
 

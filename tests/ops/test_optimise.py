@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from operant.errors import SpecError
-from operant.ops import optimise, scalings
+from operant.ops import gradient_transforms, optimise
 
 PARAMS = {"w": jnp.asarray([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.asarray([4.0, -1.0])}
 
@@ -18,7 +18,7 @@ def loss(params):
     return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize("name", scalings.SCALINGS)
+@pytest.mark.parametrize("name", gradient_transforms.SCALINGS)
 def test_every_optimiser_goes_downhill_with_traced_numbers(name):
     # Adadelta measures its own step, which starts tiny; the others get the usual rate.
     lr = 10.0 if name == "adadelta" else 0.02

@@ -10,8 +10,7 @@ import pytest
 
 from operant.cli import main
 from operant.errors import SpecError, UsageError
-from operant.tracking import EpisodeRecord, History
-from operant.tracking import study_plots as pictures
+from operant.tracking import EpisodeRecord, History, study_plots
 from operant.tracking.bootstrap import stratified
 from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
 from operant.tracking.learning_curves import settled
@@ -398,7 +397,7 @@ def test_plot_without_runs():
 
 
 def trial(number, value=None, state="complete", **params):
-    return pictures.Trial(number, state, value, params)
+    return study_plots.Trial(number, state, value, params)
 
 
 def texts(path):
@@ -413,32 +412,32 @@ def test_pictures_of_a_study(tmp_path):
         trial(3, None, "fail", lr=1e-1, n_steps=16, double=True),
         trial(4, 20.0, lr=1e-2, n_steps=16, double=True),
     ]
-    words = texts(pictures.history(trials, tmp_path / "history.svg", "title"))
+    words = texts(study_plots.history(trials, tmp_path / "history.svg", "title"))
     assert all(
         word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean return")
     )
     words = texts(
-        pictures.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, tmp_path / "i.svg", "title")
+        study_plots.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, tmp_path / "i.svg", "title")
     )
     assert all(word in words for word in ("0.90", "0.10", "<0.01", "n steps"))
     complete = [t for t in trials if t.state == "complete"]
-    words = texts(pictures.parallel(complete, {"lr"}, tmp_path / "p.svg", "title"))
+    words = texts(study_plots.parallel(complete, {"lr"}, tmp_path / "p.svg", "title"))
     assert all(
         word in words for word in ("lr", "n steps", "double", "True", "False", "0.0001", "0.001", "0.01")
     )
 
 
 def test_parallel_scales():
-    scale = pictures._Scale("lr", [1e-4, 1e-2], logarithmic=True)
+    scale = study_plots._Scale("lr", [1e-4, 1e-2], logarithmic=True)
     assert (scale.height(1e-4), scale.height(1e-3), scale.height(1e-2)) == (0.0, pytest.approx(0.5), 1.0)
-    scale = pictures._Scale("n", [16, 64, 32], logarithmic=False)
+    scale = study_plots._Scale("n", [16, 64, 32], logarithmic=False)
     assert [scale.height(n) for n in (16, 32, 64)] == [0.0, 0.5, 1.0]
-    assert pictures._Scale("n", [5, 5], logarithmic=False).height(5) == 0.5
-    many = pictures._Scale("x", list(range(100)), logarithmic=False)
+    assert study_plots._Scale("n", [5, 5], logarithmic=False).height(5) == 0.5
+    many = study_plots._Scale("x", list(range(100)), logarithmic=False)
     assert many.height(99) == 1.0 and len(many.ticks()) == 5
 
 
 def test_a_study_of_one_trial_has_a_history(tmp_path):
-    assert pictures.history([trial(0, 1.0)], tmp_path / "h.png").exists()
-    assert pictures.parallel([trial(0, 1.0, lr=0.1)], {"lr"}, tmp_path / "p.png").exists()
-    assert pictures.history([trial(0, None, "fail")], tmp_path / "f.png").exists()
+    assert study_plots.history([trial(0, 1.0)], tmp_path / "h.png").exists()
+    assert study_plots.parallel([trial(0, 1.0, lr=0.1)], {"lr"}, tmp_path / "p.png").exists()
+    assert study_plots.history([trial(0, None, "fail")], tmp_path / "f.png").exists()

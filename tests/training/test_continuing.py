@@ -15,10 +15,10 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.envs.native.classic import CartPole
 from operant.errors import CheckpointError, SpecError, UsageError
-from operant.execution.algorithm.trainer import trainer
+from operant.execution.trainers.trainer import trainer
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
-from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.reproduce import reproduce
 from operant.training.train import ExperimentConfig, opened, resumed, resuming, train
 

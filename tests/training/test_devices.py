@@ -40,8 +40,8 @@ def compared(kind, env, options, blocks):
         import jax, numpy as np
         from operant.agents.base.agent_spec import parse_agent
         from operant.spec.run import RunConfig
-        from operant.training.drivers.device import DeviceDriver
-        from operant.training.drivers.devices import Devices
+        from operant.training.drivers.device_driver import DeviceDriver
+        from operant.training.drivers.device_mesh import Devices
         from operant.training.session import build
         from operant.training.environments import make_environments
 

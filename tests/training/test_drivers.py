@@ -44,8 +44,8 @@ from operant.execution.agent_callbacks import AgentCallbacks
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.spec import options
-from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.host_driver import HostDriver
 from operant.training.drivers.seeds import MultiSeedRunner
 
 BLOCKS, SEED = 12, 5

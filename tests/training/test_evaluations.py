@@ -19,8 +19,8 @@ from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.native.classic import CartPole
 from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
-from operant.execution.algorithm.inputs import create_envs
 from operant.execution.play import PlayConfig, play
+from operant.execution.trainers.inputs import create_envs
 from operant.spec.run import RunConfig
 from operant.tracking import Console, Record, read_history
 from operant.tracking.figures import PlotConfig, plot

@@ -15,7 +15,7 @@ from operant.checkpoint import durable
 from operant.cli import main
 from operant.envs.validation_errors import raise_of_handler
 from operant.errors import EnvironmentError
-from operant.execution.algorithm.trainer import trainer
+from operant.execution.trainers.trainer import trainer
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training.session import WeightFiles

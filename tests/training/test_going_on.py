@@ -11,7 +11,7 @@ from tests.training.small_runs import create, play, same, weights
 
 from operant import Agent, Environment
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.modules.sizes import block_rows, interval
+from operant.agents.modular_parts.sizes import block_rows, interval
 from operant.errors import SpaceError, SpecError
 from operant.execution import traces
 from operant.memory.recent import Recent

@@ -13,13 +13,13 @@ from tests.training.small_runs import A2C, create, play, same, weights
 
 from operant import Agent, Runner, checkpoint
 from operant.errors import NumericalError
-from operant.execution.algorithm.trainer import trainer
+from operant.execution.trainers.trainer import trainer
 from operant.memory.ring import VALID, flag
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training import loop as training
 from operant.training import signals
-from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.train import ExperimentConfig, train
 
 

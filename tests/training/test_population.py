@@ -12,7 +12,7 @@ import pytest
 from tests.small_agents import Countdown, compiled, equal
 
 from operant.spec.runtime import processors
-from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.seeds import MultiSeedRunner, _SeparateRuns
 
 

@@ -15,7 +15,7 @@ from operant.checkpoint import compare
 from operant.cli import main
 from operant.tracking import EpisodeRecord, History, read_history
 from operant.training import reproduce
-from operant.training.drivers.device import DeviceDriver
+from operant.training.drivers.device_driver import DeviceDriver
 
 COMMAND = [
     "train",

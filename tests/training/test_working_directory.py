@@ -11,7 +11,7 @@ from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main, running
 from operant.errors import UsageError, quoted
-from operant.execution.algorithm.trainer import trainer
+from operant.execution.trainers.trainer import trainer
 from operant.spec.run import RunConfig, RunnerConfig
 from operant.tracking import read_history
 from operant.training.multi_seed import replicate

@@ -36,9 +36,9 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.modules import exploration, objectives
-from operant.agents.modules.batch import BatchPreparation, as_rows, as_view
-from operant.agents.modules.gradient_steps import (
+from operant.agents.modular_parts import exploration, objectives
+from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
+from operant.agents.modular_parts.gradient_steps import (
     EvolutionStrategy,
     LineSearch,
     Loss,
@@ -47,9 +47,16 @@ from operant.agents.modules.gradient_steps import (
     UpdatePlan,
     fit,
 )
-from operant.agents.modules.objectives import SHARED, VALUE, Objective, Rows
-from operant.agents.modules.reward_estimation import estimate
-from operant.agents.modules.sizes import REPLAY_WARMUP, block_rows, extent, interval, recent_rows, replay_rows
+from operant.agents.modular_parts.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.modular_parts.reward_estimation import estimate
+from operant.agents.modular_parts.sizes import (
+    REPLAY_WARMUP,
+    block_rows,
+    extent,
+    interval,
+    recent_rows,
+    replay_rows,
+)
 from operant.agents.options.modular_options import DETERMINISTIC
 from operant.agents.options.modular_options import ModularConfig as Config
 from operant.agents.parts.action_scaling import require_bounds

@@ -21,7 +21,7 @@ from operant.execution import datasets, traces
 from operant.execution.actors import Actor, ActorRow, Actors, block_of, stack
 from operant.execution.traces import Flat, Trace
 from operant.memory.recent import Recent
-from operant.ops import optimise, statistics
+from operant.ops import normalization, optimise
 from operant.spec.spaces import Spaces
 from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
@@ -148,7 +148,7 @@ class BehavioralCloning:
         self._weights = jax.tree.map(jnp.copy, weights)
         self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
         scale: Any = getattr(engine.train.state, "reward_scale", ())
-        self._scale: Any = () if scale == () else statistics.RewardScale(jnp.zeros(1), scale.moments)
+        self._scale: Any = () if scale == () else normalization.RewardScale(jnp.zeros(1), scale.moments)
 
     def _stepped(
         self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key
@@ -189,7 +189,7 @@ class BehavioralCloning:
         if scale != ():
             gamma = self._engine.learner.at(hyper).config.gamma
             rows = (x[:, None] for x in (reward, ended, valid))
-            scale, _ = statistics.scale_rewards(scale, *rows, gamma=gamma)
+            scale, _ = normalization.scale_rewards(scale, *rows, gamma=gamma)
         return weights, scale
 
     def _count_moments(self, trace: Trace, fresh: np.ndarray) -> None:
@@ -220,7 +220,7 @@ class BehavioralCloning:
         self._count_moments(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
             trace = trace._replace(
-                reward=np.asarray(statistics.scaled(self._scale, jnp.asarray(trace.reward)))
+                reward=np.asarray(normalization.scaled(self._scale, jnp.asarray(trace.reward)))
             )
         if jax.tree.leaves(self._engine.learner.start_carry()):
             self.hand_over()  # recurrent states are computed with what the agent has learnt so far

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from operant.nn.backend import keras
 from operant.nn.convolutions import convolve
-from operant.ops import statistics
+from operant.ops import normalization
 from operant.types import Array
 
 _keras = keras()
@@ -116,7 +116,7 @@ class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
 
     def build(self, input_shape: Any) -> None:
         """Make the moments, as of no rows."""
-        empty = statistics.init(tuple(input_shape[1:]))
+        empty = normalization.init(tuple(input_shape[1:]))
         self.moments = [
             self.add_weight(
                 shape=x.shape, dtype=x.dtype.name, initializer="zeros", trainable=False, name=name
@@ -126,8 +126,8 @@ class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
 
     def call(self, inputs: Array) -> Array:
         """Return the standardised input."""
-        moments = statistics.Moments(*(_keras.ops.convert_to_tensor(v) for v in self.moments))
-        return statistics.normalise(moments, inputs, clip=self.clip)
+        moments = normalization.Moments(*(_keras.ops.convert_to_tensor(v) for v in self.moments))
+        return normalization.normalise(moments, inputs, clip=self.clip)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the input's shape."""

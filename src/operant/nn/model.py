@@ -21,7 +21,7 @@ from operant.nn.graph import Carries
 from operant.nn.layer_lists import config, from_config
 from operant.nn.training_mode import LEARNING, averages, differs, leaves
 from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
-from operant.ops import prng, statistics
+from operant.ops import normalization, prng
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
@@ -340,9 +340,9 @@ class Model:
         state = dict(variables["state"])
         for name, layer in self._normalized.items():
             fields = _moments(layer)
-            moments = statistics.Moments(**{field: state[inner] for field, inner in fields.items()})
+            moments = normalization.Moments(**{field: state[inner] for field, inner in fields.items()})
             rows = observation[name][: valid.shape[0]].astype(jnp.float32)
-            moments = statistics.update(moments, rows, valid)
+            moments = normalization.update(moments, rows, valid)
             state |= {fields[field]: value for field, value in moments._asdict().items()}
         return {**variables, "state": state}
 
@@ -416,6 +416,6 @@ def _refuse_penalties(layer: Any) -> None:
 
 def _moments(layer: str) -> dict[str, str]:
     """Return the names of a normalising layer's moments among the variables, by field of
-    `statistics.Moments`.
+    `normalization.Moments`.
     """
-    return {field: f"{layer}/{field}" for field in statistics.Moments._fields}
+    return {field: f"{layer}/{field}" for field in normalization.Moments._fields}

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Bool
 
 from operant.errors import SpecError, suggest, value_error
-from operant.ops import scalings, schedules
+from operant.ops import gradient_transforms, schedules
 from operant.spec import Schedule, build
 from operant.types import Array, Metrics, Scalar, Tree
 
@@ -121,8 +121,10 @@ class Recipe:
                 "The optimizer was an object of optax, which no file holds. Give it again, as optimizer= of "
                 "the agent: Agent.load(..., agent={'type': ..., 'optimizer': ...})."
             )
-        if self.type not in scalings.SCALINGS:
-            raise SpecError(f"Unknown optimizer {self.type!r}.{suggest(self.type, scalings.SCALINGS)}")
+        if self.type not in gradient_transforms.SCALINGS:
+            raise SpecError(
+                f"Unknown optimizer {self.type!r}.{suggest(self.type, gradient_transforms.SCALINGS)}"
+            )
         for name in ("clipnorm", "clipvalue", "weight_decay", "momentum", "initial_accumulator_value"):
             value = getattr(self, name)
             low = "above 0" if name.startswith("clip") else "of at least 0"
@@ -148,7 +150,7 @@ class Recipe:
             return optax.scale_by_rms(decay=b2, eps=eps)
         if self.type == "adagrad":
             return optax.scale_by_rss(initial_accumulator_value=self.initial_accumulator_value, eps=eps)
-        scale = scalings.SCALINGS[self.type](b1, b2, eps)
+        scale = gradient_transforms.SCALINGS[self.type](b1, b2, eps)
         if self.type == "lamb":
             decayed = optax.add_decayed_weights(
                 WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
@@ -160,7 +162,7 @@ class Recipe:
         """Return what bounds parts of the gradient."""
         clips = []
         if self.clipnorm is not None:
-            clips.append(scalings.clip_each(self.clipnorm))
+            clips.append(gradient_transforms.clip_each(self.clipnorm))
         if self.clipvalue is not None:
             clips.append(optax.clip(self.clipvalue))
         return clips

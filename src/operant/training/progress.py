@@ -12,7 +12,7 @@ from operant.errors import CheckpointError, shown
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
 from operant.training.episodes import RollingScore
-from operant.training.monitor import Monitor
+from operant.training.plateau import Monitor
 
 
 class EvaluationScores(NamedTuple):

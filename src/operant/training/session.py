@@ -20,10 +20,10 @@ from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
 from operant.tracking.record import Logger
-from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.devices import Devices
+from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import Driver
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.host_driver import HostDriver
 from operant.training.environments import Environments
 from operant.training.loop import TrainingLoop
 from operant.training.progress import Progress

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from operant.agents.base.metric_accumulator import STEP_COUNTS
 from operant.agents.options.shared_options import AgentConfig
-from operant.ops import optimise, statistics
+from operant.ops import normalization, optimise
 from operant.spec.spaces import Spaces
 from operant.types import Array, Metrics, Rollout, Tree
 
@@ -32,7 +32,7 @@ def lr(config: AgentConfig) -> Array:
 
 def reward_scale(config: AgentConfig, actors: int) -> Tree:
     """Return the first state of reward normalisation: `RewardScale`, or `()` if it is off."""
-    return statistics.init_reward_scale(actors) if config.normalize_rewards else ()
+    return normalization.init_reward_scale(actors) if config.normalize_rewards else ()
 
 
 def with_segments(state: Any, actors: Array) -> Any:
@@ -52,7 +52,7 @@ def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree,
     if not config.normalize_rewards:
         return scale, block
     ended = block.terminated | block.truncated
-    scale, reward = statistics.scale_rewards(scale, block.reward, ended, block.valid, gamma=config.gamma)
+    scale, reward = normalization.scale_rewards(scale, block.reward, ended, block.valid, gamma=config.gamma)
     return scale, block._replace(reward=reward)
 
 
@@ -87,4 +87,4 @@ def applying(metrics: Metrics, has_rows: Array) -> Metrics:
 
 def scale_replayed(config: AgentConfig, scale: Tree, reward: Array) -> Array:
     """Scale rewards that come from a memory by what was seen so far, before they are summed."""
-    return statistics.scaled(scale, reward) if config.normalize_rewards else jnp.asarray(reward)
+    return normalization.scaled(scale, reward) if config.normalize_rewards else jnp.asarray(reward)

@@ -25,8 +25,8 @@ from operant.execution.interactive import DetachedState
 from operant.execution.runner.run_options import RunOptions
 from operant.execution.runner.run_statistics import RunStatistics, add_episode, show
 from operant.training import signals
-from operant.training.drivers.device import DeviceDriver
-from operant.training.drivers.host import HostDriver
+from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.host_driver import HostDriver
 
 _SHOWN = {"visualize", "render_mode"}
 """Arguments of an environment that is shown on screen: a second copy of it must not be made."""

@@ -15,7 +15,7 @@ from operant.agents.base.learner import Learner, TrainState, without_buffer
 from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
 from operant.spec.runtime import processors
-from operant.training.drivers.device import (
+from operant.training.drivers.device_driver import (
     CHECK_STEPS,
     DeviceRun,
     EpisodeEnds,

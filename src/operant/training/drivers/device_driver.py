@@ -16,7 +16,7 @@ from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
-from operant.training.drivers.devices import Devices
+from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
 from operant.types import Array, Arrays, Key, Rollout, Tree

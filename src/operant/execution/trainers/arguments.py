@@ -1,4 +1,4 @@
-"""Arguments of the classes of `operant.execution.algorithm.trainer` beside environments: networks, replay
+"""Arguments of the classes of `operant.execution.trainers.trainer` beside environments: networks, replay
 buffers, options of the algorithm and of the run.
 """
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from operant.agents.base import updates
-from operant.agents.modules import gradient_steps, objectives
-from operant.agents.modules.objectives import Objective, Rows, View
-from operant.agents.modules.reward_estimation import estimate, known, newest, newest_episodes
+from operant.agents.modular_parts import gradient_steps, objectives
+from operant.agents.modular_parts.objectives import Objective, Rows, View
+from operant.agents.modular_parts.reward_estimation import estimate, known, newest, newest_episodes
 from operant.agents.options.modular_options import ModularConfig
 from operant.memory.recent import Recent
 from operant.memory.replay import Replay

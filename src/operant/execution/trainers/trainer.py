@@ -31,7 +31,10 @@ from operant.errors import (
     naming_misspelt,
     suggest,
 )
-from operant.execution.algorithm.arguments import (
+from operant.execution.play import PlayConfig, PlayResult
+from operant.execution.play import run as run_episodes
+from operant.execution.saving import checkpoint_in
+from operant.execution.trainers.arguments import (
     MODELS,
     buffer_options,
     named,
@@ -39,7 +42,7 @@ from operant.execution.algorithm.arguments import (
     refuse_shared_weights,
     split,
 )
-from operant.execution.algorithm.inputs import (
+from operant.execution.trainers.inputs import (
     encoded,
     evaluation_envs,
     is_id,
@@ -48,9 +51,6 @@ from operant.execution.algorithm.inputs import (
     refuse_no_environments,
     refuse_other_count,
 )
-from operant.execution.play import PlayConfig, PlayResult
-from operant.execution.play import run as run_episodes
-from operant.execution.saving import checkpoint_in
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
 from operant.spec.run import RunConfig, located

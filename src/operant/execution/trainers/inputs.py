@@ -1,4 +1,4 @@
-"""Environments that a program gives to the classes of `operant.execution.algorithm.trainer`, to train,
+"""Environments that a program gives to the classes of `operant.execution.trainers.trainer`, to train,
 evaluate and play in.
 """
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 PATHS: dict[str, dict[str, str]] = {
     "utils": {},
     "utils.buffers": {
-        "ReplayBuffer1": "operant.execution.algorithm.arguments:ReplayBuffer1",
-        "ReplayBuffer2": "operant.execution.algorithm.arguments:ReplayBuffer2",
+        "ReplayBuffer1": "operant.execution.trainers.arguments:ReplayBuffer1",
+        "ReplayBuffer2": "operant.execution.trainers.arguments:ReplayBuffer2",
     },
     "utils.common": {
         "ModelReader": "operant.nn.cfg:ModelReader",
-        "create_envs": "operant.execution.algorithm.inputs:create_envs",
+        "create_envs": "operant.execution.trainers.inputs:create_envs",
         "plot_history": "operant.tracking:plot_history",
     },
 }

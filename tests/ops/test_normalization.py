@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.ops import statistics
+from operant.ops import normalization
 
-update = jax.jit(statistics.update)
+update = jax.jit(normalization.update)
 
 
 def f32(x):
@@ -17,7 +17,7 @@ def f32(x):
 
 def test_golden():
     # rows 1, 3 then 5, (9 does not count): mean 3, variance (4 + 0 + 4)/3
-    m = update(statistics.init(()), f32([1, 3]), jnp.asarray([True, True]))
+    m = update(normalization.init(()), f32([1, 3]), jnp.asarray([True, True]))
     assert (m.rows, m.mean, m.var) == (2, 2, 1)
     m = update(m, f32([5, 9]), jnp.asarray([True, False]))
     assert m.rows == 3
@@ -25,7 +25,7 @@ def test_golden():
 
 
 def test_nothing_changes_nothing():
-    m = update(statistics.init((2,)), f32([[1, 2], [3, 5]]), jnp.ones(2, bool))
+    m = update(normalization.init((2,)), f32([[1, 2], [3, 5]]), jnp.ones(2, bool))
     same = update(m, f32([[7, 7], [np.nan, np.inf]]), jnp.zeros(2, bool))
     jax.tree.map(np.testing.assert_array_equal, m, same)
 
@@ -36,7 +36,7 @@ def test_blocks_merge_to_the_moments_of_all_valid_rows(seed, offset):
     random = np.random.default_rng(seed)
     x = (random.normal(size=(6, 4, 3, 2)) * 3 + offset).astype(np.float32)
     valid = random.random((6, 4, 3)) < 0.7
-    m = statistics.init((2,))
+    m = normalization.init((2,))
     for block, ok in zip(x, valid, strict=True):
         m = update(m, f32(block), jnp.asarray(ok))
     rows = x[valid].astype(np.float64)
@@ -46,7 +46,7 @@ def test_blocks_merge_to_the_moments_of_all_valid_rows(seed, offset):
 
 
 def test_integers_are_taken_as_numbers():
-    m = update(statistics.init(()), jnp.asarray([0, 255], jnp.uint8), jnp.ones(2, bool))
+    m = update(normalization.init(()), jnp.asarray([0, 255], jnp.uint8), jnp.ones(2, bool))
     assert (m.mean, m.var) == (127.5, 127.5**2)
 
 
@@ -54,11 +54,11 @@ def test_far_beyond_the_float32_integers():
     # 10^8 rows of mean 1 and variance 1, then 100,000 rows of value 2, eight at a time. A block moves the
     # mean by 8e-8, less than a float32's step of 1.2e-7 at 1: only what is kept beside it makes the sum
     # right.
-    start = statistics.init(())._replace(rows=jnp.int32(10**8), mean=f32(1.0), var=f32(1.0))
+    start = normalization.init(())._replace(rows=jnp.int32(10**8), mean=f32(1.0), var=f32(1.0))
     x, valid = jnp.full((8,), 2.0), jnp.ones(8, bool)
 
     def run(m):
-        return jax.lax.fori_loop(0, 12_500, lambda _, m: statistics.update(m, x, valid), m)
+        return jax.lax.fori_loop(0, 12_500, lambda _, m: normalization.update(m, x, valid), m)
 
     m = jax.jit(run)(start)
     f = 1e5 / (1e8 + 1e5)
@@ -70,14 +70,14 @@ def test_far_beyond_the_float32_integers():
     zero = jnp.zeros(())
 
     def forgetful(m):
-        return statistics.update(m, x, valid)._replace(mean_rest=zero, var_rest=zero)
+        return normalization.update(m, x, valid)._replace(mean_rest=zero, var_rest=zero)
 
     lost = jax.jit(lambda m: jax.lax.fori_loop(0, 12_500, lambda _, m: forgetful(m), m))(start)
     assert abs((float(lost.mean) - 1.0) / f - 1) > 0.2
 
 
 def test_the_count_does_not_wrap_round():
-    m = statistics.init(())._replace(rows=jnp.int32(2**31 - 3), var=f32(1.0))
+    m = normalization.init(())._replace(rows=jnp.int32(2**31 - 3), var=f32(1.0))
     m = update(m, jnp.zeros(8), jnp.ones(8, bool))
     assert m.rows == 2**31 - 1
     assert np.isfinite(m.mean) and m.var <= 1
@@ -85,34 +85,34 @@ def test_the_count_does_not_wrap_round():
 
 def test_numbers_whose_squares_overflow_do_not_count():
     rows = f32([1, 2, 1e20, 3, -3e38, 4])
-    m = update(statistics.init(()), rows, jnp.ones(6, bool))
+    m = update(normalization.init(()), rows, jnp.ones(6, bool))
     assert m.rows == 4 and m.mean == 2.5 and m.var == 1.25
     for row in rows:
         m = update(m, row[None], jnp.ones(1, bool))
     assert m.rows == 8 and m.mean == 2.5 and m.var == 1.25
     m = update(
-        statistics.init(()), jnp.full((1000,), 1.8e19), jnp.ones(1000, bool)
+        normalization.init(()), jnp.full((1000,), 1.8e19), jnp.ones(1000, bool)
     )  # each has a square, the sum has not
     assert np.isfinite(m.var)
 
 
 def test_a_constant_has_no_variance():
-    m = update(statistics.init(()), jnp.full((1000,), 1234.5678), jnp.ones(1000, bool))
+    m = update(normalization.init(()), jnp.full((1000,), 1234.5678), jnp.ones(1000, bool))
     assert m.var < 1e-9
-    out = statistics.normalise(m, jnp.full((3,), 1234.5678), clip=10.0)
+    out = normalization.normalise(m, jnp.full((3,), 1234.5678), clip=10.0)
     assert np.abs(out).max() < 2
 
 
 def test_normalise_golden():
-    m = statistics.init((2,))._replace(rows=jnp.int32(5), mean=f32([1, 2]), var=f32([4, 9]))
+    m = normalization.init((2,))._replace(rows=jnp.int32(5), mean=f32([1, 2]), var=f32([4, 9]))
     # (5-1)/2, (-1-2)/3; the second row beyond the clip
-    out = statistics.normalise(m, f32([[5, -1], [100, 2]]), clip=3.0)
+    out = normalization.normalise(m, f32([[5, -1], [100, 2]]), clip=3.0)
     np.testing.assert_allclose(out, [[2, -1], [3, 0]], rtol=1e-6)
 
 
 def test_normalise_before_the_first_row_is_the_identity():
     np.testing.assert_array_equal(
-        statistics.normalise(statistics.init(()), f32([3, -20]), clip=10.0), [3, -10]
+        normalization.normalise(normalization.init(()), f32([3, -20]), clip=10.0), [3, -10]
     )
 
 
@@ -144,16 +144,18 @@ def stream(seed=0, T=12, N=3):
 
 def test_scaled_rewards_match_the_slow_reference():
     rows = stream()
-    _, out = statistics.scale_rewards(statistics.init_reward_scale(3), *rows, gamma=0.9)
+    _, out = normalization.scale_rewards(normalization.init_reward_scale(3), *rows, gamma=0.9)
     np.testing.assert_allclose(out, slow_scale(*map(np.asarray, rows), 0.9), rtol=1e-4, atol=1e-5)
     assert (np.asarray(out)[~np.asarray(rows[2])] == 0).all()
 
 
 def test_scaled_rewards_do_not_depend_on_the_cut_into_blocks():
     rows = stream(1)
-    scale, whole = statistics.scale_rewards(statistics.init_reward_scale(3), *rows, gamma=0.9)
-    part, first = statistics.scale_rewards(statistics.init_reward_scale(3), *(x[:5] for x in rows), gamma=0.9)
-    part, second = statistics.scale_rewards(part, *(x[5:] for x in rows), gamma=0.9)
+    scale, whole = normalization.scale_rewards(normalization.init_reward_scale(3), *rows, gamma=0.9)
+    part, first = normalization.scale_rewards(
+        normalization.init_reward_scale(3), *(x[:5] for x in rows), gamma=0.9
+    )
+    part, second = normalization.scale_rewards(part, *(x[5:] for x in rows), gamma=0.9)
     np.testing.assert_array_equal(whole, jnp.concatenate([first, second]))
     jax.tree.map(np.testing.assert_array_equal, scale, part)
 
@@ -164,19 +166,19 @@ def test_scaled_rewards_have_a_bound_fresh_and_replayed():
     reward, valid = jnp.zeros((1001, 1)).at[1000].set(1.0), jnp.ones((1001, 1), bool)
     for clip, expected in ((10.0, 10.0), (3.0, 3.0), (40.0, np.sqrt(1001.0))):
         for sign in (1.0, -1.0):
-            scale, out = statistics.scale_rewards(
-                statistics.init_reward_scale(1), sign * reward, ~valid, valid, gamma=0.0, clip=clip
+            scale, out = normalization.scale_rewards(
+                normalization.init_reward_scale(1), sign * reward, ~valid, valid, gamma=0.0, clip=clip
             )
             np.testing.assert_allclose(out[-1, 0], sign * expected, rtol=2e-3)
             np.testing.assert_allclose(
-                statistics.scaled(scale, sign * reward[-1], clip=clip), [sign * expected], rtol=2e-3
+                normalization.scaled(scale, sign * reward[-1], clip=clip), [sign * expected], rtol=2e-3
             )
 
 
 def test_a_return_starts_anew_behind_a_row_without_action_flagged_or_not():
     valid = jnp.asarray([1, 1, 1, 0, 1, 1], bool)[:, None]
     rows = (jnp.ones((6, 1)), jnp.zeros((6, 1), bool), valid)
-    scale, _ = statistics.scale_rewards(statistics.init_reward_scale(1), *rows, gamma=1.0)
+    scale, _ = normalization.scale_rewards(normalization.init_reward_scale(1), *rows, gamma=1.0)
     np.testing.assert_array_equal(scale.total, [2.0])
 
 
@@ -188,12 +190,12 @@ def test_columns_belong_to_their_actors_whatever_the_block_makes_of_them():
     reward, ended, valid = stream(3, T=6, N=4)
     columns = jnp.asarray([1, 0, 1, 3], jnp.int32)
     valid = valid.at[:, 3].set(False)  # nobody's
-    start = statistics.init_reward_scale(3)._replace(total=f32([5.0, 6.0, 7.0]))
-    scale, out = statistics.scale_rewards(start._replace(columns=columns), reward, ended, valid, gamma=0.9)
+    start = normalization.init_reward_scale(3)._replace(total=f32([5.0, 6.0, 7.0]))
+    scale, out = normalization.scale_rewards(start._replace(columns=columns), reward, ended, valid, gamma=0.9)
     total, moments = [5.0, 6.0, 7.0], start.moments
     for i, actor in enumerate((1, 0, 1, 3)):
-        own = statistics.RewardScale(f32([total[actor] if actor < 3 else 0.0]), moments)
-        own, one = statistics.scale_rewards(
+        own = normalization.RewardScale(f32([total[actor] if actor < 3 else 0.0]), moments)
+        own, one = normalization.scale_rewards(
             own, reward[:, i : i + 1], ended[:, i : i + 1], valid[:, i : i + 1], gamma=0.9
         )
         np.testing.assert_allclose(out[:, i], one[:, 0], rtol=1e-6)
