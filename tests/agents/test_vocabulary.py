@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.modular_parts import tensorforce_spec
+from operant.agents.options import tensorforce_spec
 from operant.errors import SpecError, UsageError
 from operant.execution.trainers.arguments import named
 from operant.spec import Schedule

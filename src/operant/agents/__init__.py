@@ -1,7 +1,7 @@
 """The algorithms, one file each. This package is also a mapping: `operant.agents['ppo']` describes an agent.
 
 `table` lists them, `options` holds what users choose, `base` what every algorithm stands on, `parts` what
-several share, `modules` what the modular agent is assembled from.
+several share, `modular_parts` what the modular agent is assembled from.
 """
 
 from __future__ import annotations

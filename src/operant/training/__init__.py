@@ -1,1 +1,1 @@
-"""Training."""
+"""A training run: its loop, folder, evaluation, reproduction; `drivers` move the rows."""

@@ -1,1 +1,1 @@
-"""Base."""
+"""What every algorithm stands on: the protocol, the learner, compiled calls, specifications."""

@@ -1,1 +1,1 @@
-"""Options."""
+"""The algorithms' options, one module each. Imports no JAX: help reads them."""

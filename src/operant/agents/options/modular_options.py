@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from operant.agents.modular_parts import tensorforce_spec
+from operant.agents.options import tensorforce_spec
 from operant.agents.options.shared_options import AgentConfig, ModelConfig, PolicyConfig, changed, number
 from operant.errors import SpecError
 from operant.spec import Config, Scalar, default, option

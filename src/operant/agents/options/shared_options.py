@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from operant.agents.modular_parts import tensorforce_spec
+from operant.agents.options import tensorforce_spec
 from operant.spec import Config, Scalar, Schedule, default, effective, option, options
 
 

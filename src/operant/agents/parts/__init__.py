@@ -1,1 +1,1 @@
-"""Parts."""
+"""What several algorithms share: actor-critics, Q-learning, off-policy learning, minibatches, sequences."""

@@ -1,1 +1,1 @@
-"""Gymnasium."""
+"""Environments of Gymnasium, ALE and PettingZoo as those of operant."""

@@ -1,1 +1,1 @@
-"""Native."""
+"""JAX-native environments, compiled with the agent."""

@@ -1,1 +1,1 @@
-"""Vector."""
+"""Several environments stepped in one call."""

@@ -1,1 +1,1 @@
-"""Runner."""
+"""The `Runner`: an agent in one environment, or in several at once."""

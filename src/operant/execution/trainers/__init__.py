@@ -1,1 +1,1 @@
-"""Algorithm."""
+"""The classes of the algorithms (`PPO`, `DQN`, ...): an algorithm with the environments that it trains in."""

@@ -1,1 +1,1 @@
-"""Drivers."""
+"""Drivers: on the host, on the device, several seeds at once."""
