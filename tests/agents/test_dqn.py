@@ -175,7 +175,7 @@ def test_every_gradient_step_draws_a_batch_of_its_own(monkeypatch):
         memory = built.algorithm.memory.init(built.example())
         for _ in range(8):
             memory = built.algorithm.memory.add(memory, block)
-        return built.algorithm._learn(state, memory, jnp.asarray(True), key)[2]
+        return built.algorithm._replay(state, memory, jnp.asarray(True), key)[2]
 
     learned(jax.random.key(1))
     jax.effects_barrier()

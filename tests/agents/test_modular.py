@@ -224,7 +224,7 @@ def test_only_rows_that_count_take_part_whatever_their_number():
     mean = rows[counts].mean()
     assert float(watched["row"]) == pytest.approx(mean, rel=1e-5)
     assert float(moved["a"]) == pytest.approx(1 - 2 * 0.1 * mean, rel=1e-5)
-    assert float(watched["skipped"]) == 0
+    assert float(watched["update/skipped"]) == 0
 
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.25, 100), (0.001, 1), (37, 37), (5000, 400)])

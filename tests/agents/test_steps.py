@@ -74,7 +74,7 @@ def test_the_natural_step_is_that_of_the_fisher_matrix(n):
         moved - start, jnp.sqrt(2 * max_kl / (x @ fisher @ x)) * x, rtol=2e-2, atol=1e-6
     )
     assert float(kl(start, moved)) == pytest.approx(max_kl, rel=0.05)
-    assert float(watched["grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
+    assert float(watched["update/grad_norm"]) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-4)
 
 
 def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
@@ -113,7 +113,7 @@ def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
 def test_a_natural_step_that_is_not_finite_is_not_taken():
     start = jnp.asarray([0.3, -0.2, 0.1, 0.0])
     moved, watched = fit(policy_loss, start, rows().at[0, 1].set(jnp.nan), natural=natural(1e-2))
-    assert (moved == start).all() and watched["skipped"] == 1.0
+    assert (moved == start).all() and watched["update/skipped"] == 1.0
 
 
 def test_estimated_gradients_are_right_in_the_mean():
@@ -185,7 +185,7 @@ def test_running_averages_are_no_part_of_penalties_and_estimates():
         )
         assert moved["average"] == 100 and moved["w"] < 3
         if evolution is None:
-            assert watched["grad_norm"] == pytest.approx(1 + 2 * 0.5 * 3)
+            assert watched["update/grad_norm"] == pytest.approx(1 + 2 * 0.5 * 3)
 
 
 def test_shares_of_rows_are_not_rounded_below_the_number_meant():

@@ -194,8 +194,6 @@ def test_means_are_of_the_episodes_that_told():
     again = RollingScore(2)
     again.restore(score.to_dict())
     assert again.infos == score.infos
-    old = {name: value for name, value in score.to_dict().items() if name != "infos"}
-    RollingScore(2).restore(old)
 
 
 def episode(step, **info):

@@ -172,15 +172,6 @@ def test_draws_go_on_behind_a_checkpoint(tmp_path):
         agent.close()
 
 
-def test_checkpoints_that_do_not_tell_of_draws_begin_anew(tmp_path, cart):
-    progress = cart[0]._progress
-    told = {name: value for name, value in progress.to_dict().items() if name != "draws"}
-    again = type(progress)(cart[0].run)
-    again.draws = 5
-    again.restore(told)
-    assert again.draws == 0
-
-
 def test_observations_and_actions_are_gymnasiums(geared):
     env = Gears()
     observation, ended = env.reset()[0], False

@@ -84,10 +84,10 @@ def test_log_frequency_counts_episodes():
 
 def test_how_a_run_ended():
     ended = Outcome("max_steps", "Maximum steps exceeded", 1000, 2, 20.5, 21.0, 3.25)
-    assert ended.summary == "Maximum steps exceeded: 1000 steps, 2 games, mean reward 20.50, 3.2 s"
-    assert ended._replace(skipped=7).summary.endswith("mean reward 20.50, 7 gradient step(s) left out, 3.2 s")
+    assert ended.summary == "Maximum steps exceeded: 1000 steps, 2 episodes, mean return 20.50, 3.2 s"
+    assert ended._replace(skipped=7).summary.endswith("mean return 20.50, 7 gradient step(s) left out, 3.2 s")
     early = ended._replace(episodes=0, mean_reward=math.nan)
-    assert early.summary == "Maximum steps exceeded: 1000 steps, 0 games, mean reward -, 3.2 s"
+    assert early.summary == "Maximum steps exceeded: 1000 steps, 0 episodes, mean return -, 3.2 s"
 
 
 def test_a_resumed_run_takes_its_speed_from_where_it_began():

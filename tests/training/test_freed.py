@@ -99,6 +99,6 @@ def test_of_a_trainer_that_has_acted_before_it_loads(memories, tmp_path):
         assert cartpole(CAPACITY) == 1
         assert trainer.act(np.zeros(4, np.float32)) == action
         trainer.fit(max_steps=60)  # what has acted is not what acts now
-        made = trainer._acted
+        made = trainer._acting
         trainer.act(np.zeros(4, np.float32))
-        assert trainer._acted is not made
+        assert trainer._acting is not made

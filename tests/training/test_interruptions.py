@@ -216,21 +216,21 @@ def test_a_block_of_actors_out_of_step_is_learnt_whole_or_not_at_all(monkeypatch
         agent.observe(reward=1.0, terminal=False, parallel=actor)
         rows[actor] += 1
 
-    remember = agent.engine._remember
+    remember = agent.engine._add
 
     def interrupted(*args):
         found = remember(*args)
-        monkeypatch.setattr(agent.engine, "_remember", remember)
+        monkeypatch.setattr(agent.engine, "_add", remember)
         signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr(agent.engine, "_remember", interrupted)
+    monkeypatch.setattr(agent.engine, "_add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         for _ in range(50):
             step(0)
             step(0)
             step(1)
-    monkeypatch.setattr(agent.engine, "_remember", remember)
+    monkeypatch.setattr(agent.engine, "_add", remember)
     assert agent.timesteps == sum(rows)
 
 

@@ -355,4 +355,4 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
 
 def _inner(env: VectorEnv) -> Any:
     """Return the one environment of a vector in this process."""
-    return getattr(getattr(env, "cells", [None])[0], "env", None)
+    return getattr(getattr(env, "envs", [None])[0], "env", None)
