@@ -482,9 +482,13 @@ FAULTS = {
         "not the manifest of an operant",
     ),
     "list": (lambda p: (p / "manifest.json").write_text("[]"), "not the manifest of an operant"),
-    "another version": (
+    "a later version": (
         lambda p: resign(p, version=2),
-        "is of format 2, and only 1 is read: it comes from an earlier, unreleased state of operant",
+        r"of format version 2; .* install that or a later one",
+    ),
+    "an earlier version": (
+        lambda p: resign(p, version=0),
+        "is of format 0, and only 1 is read: it comes from an earlier, unreleased state of operant",
     ),
     "no version": (lambda p: resign(p, version="1"), "is of format '1', and only 1 is read"),
     "traversal": (lambda p: resign(p, files={"../arrays.safetensors": {}}), r"names the file '\.\./arrays"),

@@ -9,6 +9,7 @@ import pytest
 
 from operant.errors import SpecError
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record, metrics_page
+from operant.tracking.record import Logger
 from operant.training.loop import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +159,7 @@ def test_messages_above_the_live_display_are_as_they_are(monkeypatch):
 # The group of loggers
 
 
-class Memory:
+class Memory(Logger):
     def __init__(self):
         self.seen = []
 
@@ -179,6 +180,8 @@ class Memory:
 
 
 class Broken(Memory):
+    must_write = True
+
     def record(self, record):
         raise OSError("disk full")
 
@@ -229,13 +232,28 @@ def test_a_failure_is_reported_again_after_a_minute(monkeypatch):
 
 def test_what_cannot_be_written_at_the_end_hides_no_other_error():
     def fails():
-        try:
+        with LoggerGroup([Broken()]):
             raise ValueError("first")
-        finally:
-            LoggerGroup([Broken()]).close()
 
     with pytest.warns(RuntimeWarning, match="Broken failed"), pytest.raises(ValueError, match="first"):
         fails()
+
+
+def test_what_only_shows_need_not_be_written():
+    class Terminal(Broken):
+        must_write = False
+
+    with pytest.warns(RuntimeWarning, match="Terminal failed, training goes on"), LoggerGroup([Terminal()]):
+        pass
+
+
+def test_an_error_that_is_handled_already_hides_none():
+    with pytest.warns(RuntimeWarning), pytest.raises(OSError, match="Broken could not write everything"):
+        try:
+            raise ValueError("handled")
+        except ValueError:
+            with LoggerGroup([Broken()]):
+                pass
 
 
 def test_an_interrupt_is_not_swallowed():

@@ -177,3 +177,13 @@ def test_a_limit_above_the_native_environments_own_is_refused():
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "max_episode_timesteps": 10_000})
     with pytest.raises(SpecError, match="max_episode_timesteps must be at most 500"):
         train(ExperimentConfig("a2c", {"model": NET}, run))
+
+
+def test_a_relative_path_that_is_given_again_is_no_change(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    options = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": "run"}
+    run = RunConfig.from_dict({**options, "history_checkpoint": "h.parquet"})
+    train(ExperimentConfig("a2c", {"model": NET}, run))
+    assert resumed("run", {"max_steps": 128, "history_checkpoint": "h.parquet"}).run.max_steps == 128
+    with pytest.raises(SpecError, match="history_checkpoint cannot change"):
+        resumed("run", {"max_steps": 128, "history_checkpoint": "other.parquet"})

@@ -140,7 +140,7 @@ def test_training_outlives_weights_that_cannot_be_written(monkeypatch, tmp_path)
         "run_dir": "run",
         "checkpoints": ("a.tf",),
     }
-    with pytest.warns(RuntimeWarning, match="No checkpoint at step .*No space left"):
+    with pytest.warns(RuntimeWarning, match="No weights of the best mean return at step .*No space"):
         outcome = train(ExperimentConfig("a2c", {"model": NET}, RunConfig.from_dict(told))).outcome
     assert outcome.step >= 4000 and checkpoint.latest("run/checkpoints") is not None
 

@@ -291,3 +291,13 @@ def test_a_gymnasium_run_is_repeated(tmp_path, monkeypatch, capsys, envs):
     assert status == 0, text
     assert main(["train", "--resume", "run", "--max-steps", "2200", "--quiet"]) == 0
     assert reproduced(capsys)[0] == 2
+
+
+def test_the_machine_is_looked_at_only_after_the_run(run, monkeypatch):
+    """Looking starts JAX's backend, which the repeated run starts as suits it."""
+    order = []
+    repeat, changes = reproduce._repeat, reproduce._changes
+    monkeypatch.setattr(reproduce, "_repeat", lambda *args: (order.append("run"), repeat(*args))[1])
+    monkeypatch.setattr(reproduce, "_changes", lambda *args: (order.append("machine"), changes(*args))[1])
+    reproduce.reproduce("run")
+    assert order == ["run", "machine"]

@@ -93,7 +93,7 @@ def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", without_locks)
-    with held(tmp_path):
+    with pytest.warns(RuntimeWarning, match="is on a file system without locks"), held(tmp_path):
         checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
@@ -109,6 +109,18 @@ def test_two_runs_at_once_do_not_share_a_folder(monkeypatch, tmp_path):
         train(ExperimentConfig("a2c", {"model": NET}, named))
     assert train(ExperimentConfig("a2c", {"model": NET}, named)).outcome.step >= 64
     assert not (tmp_path / "here" / ".lock").exists()
+
+
+def test_two_runs_that_begin_at_once_share_no_folder_even_without_locks(monkeypatch, tmp_path):
+    """The second looks for a free folder before the first has made its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True})
+    with claimed(run, "a2c") as one:
+        names = iter([one, one.with_name("other")])
+        monkeypatch.setattr("operant.training.run_dir.new_directory", lambda *_: next(names))
+        with claimed(run, "a2c") as other:
+            assert other.name == "other"
 
 
 def test_runs_that_begin_in_one_second_are_numbered(monkeypatch, tmp_path):

@@ -139,9 +139,11 @@ class InteractiveAgent:
 
     def _take_masks(self, new: Sequence[str]) -> None:
         """Have masks of these actions, too."""
-        self.spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
+        spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         before, limit = self._engine.train._replace(memory=()), self._limit
-        self._build(self._learner_for(self.spaces))
+        learner = self._learner_for(spaces)  # which may refuse them
+        self.spaces = spaces
+        self._build(learner)
         # Masks are no inputs of networks: what was loaded or learnt so far stays.
         self._engine.put(before._replace(memory=self._engine.train.memory))
         self._start()

@@ -144,10 +144,13 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
             except FileExistsError:
                 number += 1
             except OSError:  # a file system without links
-                if not path.exists():
+                try:
+                    path.touch(exist_ok=False)
+                except FileExistsError:
+                    number += 1
+                else:
                     os.replace(temporary, path)
                     return number
-                number += 1
 
 
 @contextlib.contextmanager

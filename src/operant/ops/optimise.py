@@ -250,8 +250,8 @@ def optimizer(
     """Build an optimiser. Its numbers may be traced, as its state does not hold them.
 
     Args:
-        name: one of `scalings.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or a
-            transformation of the user's (`CustomOptimizer`), which replaces all but `max_norm`.
+        name: one of `gradient_transforms.SCALINGS`, or a dict with it as `type` and arguments of `Recipe`; or
+            a transformation of the user's (`CustomOptimizer`), which replaces all but `max_norm`.
         lr: learning rate.
         beta1: decay of the mean of gradients; the momentum of `momentum` and `nesterov`.
         beta2: decay of the mean of squared gradients; that of `rmsprop` and `adadelta` too. `sgd`,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -131,7 +132,8 @@ class Console(Logger):
     def close(self) -> None:
         """End the display, leaving its last state in place."""
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._live.stop()
             self._live = None
 
     def _log(self, record: Record) -> None:

@@ -62,6 +62,8 @@ class History(Logger):
         SpecError: for another ending, a path that is a single file, or a history of other columns.
     """
 
+    must_write = True
+
     def __init__(
         self,
         path: str | Path,

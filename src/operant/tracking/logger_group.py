@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Self
 
 from operant.tracking.record import EpisodeRecord, Logger, Record
 
@@ -45,11 +45,19 @@ class LoggerGroup(Logger):
         """Close every logger, even after one has failed to.
 
         Raises:
-            OSError: what was left could not be written. Where another error is under way, a warning says so.
+            OSError: what was left could not be written by a logger that must (`Logger.must_write`).
         """
-        failures = self._each(lambda logger: logger.close())
-        if failures and sys.exc_info()[0] is None:
+        if failures := self._each(lambda logger: logger.close()):
             raise OSError("; ".join(failures))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # another error is under way: what could not be written is a warning
+            self._each(lambda logger: logger.close())
 
     def _each(self, call: Callable[[Logger], None]) -> list[str]:
         """Call all loggers; return what could not be written."""
@@ -59,7 +67,7 @@ class LoggerGroup(Logger):
                 call(logger)
             except Exception as error:
                 name = type(logger).__name__
-                if isinstance(error, OSError):
+                if isinstance(error, OSError) and logger.must_write:
                     failures.append(f"{name} could not write everything: {error}")
                 if time.monotonic() - self._warned.get(i, -WARNING_SECONDS) >= WARNING_SECONDS:
                     self._warned[i] = time.monotonic()

@@ -30,6 +30,8 @@ class MetricsFile(Logger):
         SpecError: something other than a file is at the path.
     """
 
+    must_write = True
+
     def __init__(self, path: str | Path, *, resume_at_step: int | None = None) -> None:
         self.path = Path(path)
         if self.path.exists():

@@ -71,6 +71,9 @@ class Origin(NamedTuple):
 class Logger:
     """What writes records. A logger overrides what concerns it."""
 
+    must_write = False
+    """Whether what it could not write by the end is an error, as of files that a run is read from."""
+
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Take finished episodes, in order of time."""
 

@@ -84,6 +84,8 @@ class TensorBoard(Logger):
         OSError: the first event cannot be written.
     """
 
+    must_write = True
+
     def __init__(self, directory: str | Path, *, resume_at_step: int | None = None) -> None:
         self._file = EventFile(directory, resume_at_step=resume_at_step)
 

@@ -324,7 +324,7 @@ class TrainingLoop:
             if reason is None and self._called_off:
                 reason = "callback"
         if self._due_to_save(now) and reason is None:
-            with self._meanwhile():
+            with self._meanwhile("No checkpoint"):
                 self.save()
             self._saved, _ = self.driver.agree(self._time() - self._begun, False)
             self._saved_step = self.step
@@ -345,9 +345,9 @@ class TrainingLoop:
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
-    def _meanwhile(self) -> contextlib.AbstractContextManager[None]:
+    def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Return a context for writing files that are not the last of a run."""
-        return durable.outliving(f"No checkpoint at step {self.step}", f"checkpoints {self.directory}")
+        return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")
 
     @property
     def _looks(self) -> bool:
@@ -400,7 +400,7 @@ class TrainingLoop:
                     ]
                 )
             if now.best_step == step:
-                with self._meanwhile():
+                with self._meanwhile("No weights of the best evaluation"):
                     self._keep_best()
         return values
 
@@ -439,7 +439,7 @@ class TrainingLoop:
         evaluated = self.progress.evaluated.best_reward is not None
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
-        with self._meanwhile():
+        with self._meanwhile("No last weights"):
             if outcome := self.unjudged(self.driver.learnt):
                 missing = "a mean return" if self.evaluation is None else "an evaluation"
                 self.loggers.message(f"The run ended before there was {missing} to judge by: {outcome}")
@@ -472,7 +472,7 @@ class TrainingLoop:
         """
         record = self._record(scores)
         if self.progress.score.improved() and self.evaluation is None:
-            with self._meanwhile():
+            with self._meanwhile("No weights of the best mean return"):
                 self._keep_best()
         try:
             if self.on_record is not None:

@@ -150,7 +150,7 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             together = len(runs) if runner.mapped else None
             describe(directory, definition.to_dict(), run, environments, command, together=together)
             training.loggers = loggers = create_loggers(directory, run.replace(quiet=True), training)
-            stack.callback(loggers.close)
+            stack.enter_context(loggers)
             trainings.append(training)
         total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
         display = LoggerGroup([console(runs[0].replace(max_steps=total), trainings[0])])

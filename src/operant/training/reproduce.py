@@ -125,7 +125,6 @@ def reproduce(
                 f"The {name} of the run in {str(directory)!r} is {then!r}. Received: {name}={value!r}. "
                 "Leave it out."
             )
-    changes = _changes(record.data)
     with contextlib.ExitStack() as stack:
         place = Path(
             config.run_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-reproduce-"))
@@ -133,7 +132,8 @@ def reproduce(
         if config.run_dir and place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise UsageError(f"run_dir must be a new or empty folder. Received: run_dir={config.run_dir!r}.")
         step = _repeat(record, place, config)
-        return _compared(record, place, step, config.max_steps is None, changes)
+        # Only now: looking at the machine starts JAX's backend, which the run starts as suits it.
+        return _compared(record, place, step, config.max_steps is None, _changes(record.data))
 
 
 def _record(directory: Path) -> RunRecord:
@@ -239,15 +239,13 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
         display = console(run.replace(max_steps=aim), training)
         loggers = training.loggers = LoggerGroup([History(place / "history.parquet"), display])
-        try:
+        with loggers:
             loggers.message(
                 f"Reproducing {shown(record.directory)}: {record.data['agent']['type']} on {run.env}, seed "
                 f"{run.seed}, up to step {aim}"
             )
             if training.loop().reason == "interrupted":
                 raise KeyboardInterrupt  # nothing can be said then
-        finally:
-            loggers.close()
     finally:
         environments.close()
     return training.step

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,13 +71,11 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
     while True:
         directory = new_directory(run, agent).absolute()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_existing(directory))
             try:
-                stack.enter_context(held(directory))
-            except UsageError:
-                if run.run_dir is None:
-                    continue  # somebody was faster
-                raise
+                stack.enter_context(_existing(directory, new=run.run_dir is None))
+            except FileExistsError:
+                continue  # somebody was faster
+            stack.enter_context(held(directory))
             for left in filter(Path.is_file, directory.glob(f"{durable.TEMPORARY}*")):
                 left.unlink(missing_ok=True)
             yield directory
@@ -129,10 +128,15 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _existing(folder: Path) -> Iterator[None]:
-    """Make a folder if it is missing; it is then removed afterwards if nothing was written."""
+def _existing(folder: Path, new: bool = False) -> Iterator[None]:
+    """Make a folder if it is missing; it is then removed afterwards if nothing was written.
+
+    Raises:
+        FileExistsError: it is to be new, and is not.
+    """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=not new)
     try:
         yield
     finally:
@@ -150,7 +154,13 @@ def _locked(folder: Path, refusal: str) -> Iterator[None]:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             stack.callback(os.close, descriptor)
             try:
-                durable.lock(descriptor)
+                if not durable.lock(descriptor) and os.name == "posix":
+                    warnings.warn(
+                        f"{shown(folder)!r} is on a file system without locks: see to it that no other "
+                        "process writes there.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
             except BlockingIOError:
                 raise UsageError(refusal) from None
             with contextlib.suppress(FileNotFoundError):

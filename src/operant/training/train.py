@@ -93,7 +93,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     if "env" in changes:
         changes["env"] = full_id(changes["env"])
     numbers = _changeable(agent) if hyper else ()
-    refused = [n for n, v in changes.items() if n not in RESUMABLE and saved["run"].get(n, ...) != v]
+    typed = located(RunConfig.from_dict({**saved["run"], **changes})).to_dict()
+    refused = [n for n in changes if n not in RESUMABLE and saved["run"].get(n, ...) != typed[n]]
     for name in refused + [n for n, v in hyper.items() if n not in numbers and agent.get(n, ...) != v]:
         raise SpecError(
             f"{name} cannot change when a run is resumed. May change: "
@@ -234,7 +235,7 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         training.loggers = create_loggers(directory, run, training, plan.resume is not None)
-        stack.callback(training.loggers.close)
+        stack.enter_context(training.loggers)
         for text in (
             _greeting(definition.name, run, environments, directory),
             *_presets(plan, run.env),

@@ -187,14 +187,19 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
         session.weights.load(session.driver)
     training = session.training(run, LoggerGroup())
     training.loggers = _loggers(run, training)
-    stack.callback(training.loggers.close)
+    stack.callback(_close, training.loggers)
     if episodes is None:
         return _Seed(training, None)
     env = stack.enter_context(host_vector(run, min(episodes, run.n_envs)))
     return _Seed(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
 
 
-def _loggers(run: RunConfig, training: TrainingLoop) -> Any:
+def _close(loggers: LoggerGroup) -> None:
+    with contextlib.suppress(OSError):  # a warning told of it; the trial's score is known, and counts
+        loggers.close()
+
+
+def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
     from operant.training.loggers import console
 
     history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []

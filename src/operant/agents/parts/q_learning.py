@@ -166,7 +166,7 @@ class QLearner:
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
         """Return expected returns per action for rows, which a recurrent network reads in order.
 
-        See `rollouts.evaluate`.
+        See `actor_critic.evaluate`.
         """
         return self.expected(evaluate(self.model, variables, observation, carry, valid))
 

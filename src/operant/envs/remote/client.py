@@ -51,6 +51,8 @@ def reach(
             raise LostError(str(error), final=True) from None
         except (OSError, LostError, WireError, _BusyError) as error:
             reason = str(error)
+        except UnicodeError as error:  # no name of a host
+            raise LostError(f"could not be reached: {error}", final=True) from None
         time.sleep(min(_PAUSE_SECONDS, max(0.0, until - time.monotonic())))
     raise LostError(f"could not be reached within {seconds:g} s: {reason}", final=True)
 

@@ -289,14 +289,14 @@ class Trainer:
         """Train, and write what the run's options, as they were given, say."""
         training.loggers = create_loggers(directory, run, training)
         try:
-            for text in self.session.definition.remarks(training.own_steps):
-                training.loggers.message(text)
-            with evaluating([training], self.session.learner, self._evaluating):
-                outcome = training.loop() if self.trial is None else self._train_trial(training)
-                training.keep_unjudged()
-            training.loggers.message(outcome.message)
+            with training.loggers:
+                for text in self.session.definition.remarks(training.own_steps):
+                    training.loggers.message(text)
+                with evaluating([training], self.session.learner, self._evaluating):
+                    outcome = training.loop() if self.trial is None else self._train_trial(training)
+                    training.keep_unjudged()
+                training.loggers.message(outcome.message)
         finally:
-            training.loggers.close()
             self._assign_models()
         return outcome
 
