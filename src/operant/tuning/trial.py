@@ -140,7 +140,7 @@ def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[st
         return {"kind": "failed", "text": text, "traceback": trace}
 
 
-class _Seed(NamedTuple):
+class _SeedRun(NamedTuple):
     """A part of a trial: its training under one seed."""
 
     training: TrainingLoop
@@ -174,7 +174,9 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
         )
 
 
-def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack) -> _Seed:
+def _seed(
+    definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack
+) -> _SeedRun:
     """Build what trains under one seed; the stack closes it."""
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
@@ -189,9 +191,9 @@ def _seed(definition: AgentSpec, run: RunConfig, episodes: int | None, stack: co
     training.loggers = _loggers(run, training)
     stack.callback(_close, training.loggers)
     if episodes is None:
-        return _Seed(training, None)
+        return _SeedRun(training, None)
     env = stack.enter_context(host_vector(run, min(episodes, run.n_envs)))
-    return _Seed(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
+    return _SeedRun(training, Evaluation(Evaluator(session.learner, env), 1, episodes, run.seed or 0))
 
 
 def _close(loggers: LoggerGroup) -> None:
@@ -206,7 +208,7 @@ def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
     return LoggerGroup([*history, console(run, training)])
 
 
-def _advance(seeds: Sequence[_Seed], steps: int | None, connection: Connection) -> dict[str, Any]:
+def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connection) -> dict[str, Any]:
     """Train from report to report, until the end or until the trial is pruned."""
     assert steps is not None
     active, value, values = list(seeds), None, []
@@ -252,7 +254,9 @@ def report_steps(begin: int, end: int) -> list[int]:
     return sorted({begin + -(-(end - begin) * k // REPORTS) for k in range(1, REPORTS + 1)})
 
 
-def _ended(seeds: Sequence[_Seed], value: float, values: Sequence[float | None], kind: str) -> dict[str, Any]:
+def _ended(
+    seeds: Sequence[_SeedRun], value: float, values: Sequence[float | None], kind: str
+) -> dict[str, Any]:
     progress = [seed.training.progress for seed in seeds]
     return {
         "kind": kind,

@@ -65,7 +65,7 @@ class _Around:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast(_Around):
+class DtypeCast(_Around):
     """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of
     a fixed type.
     """
@@ -83,7 +83,7 @@ class Cast(_Around):
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared(_Around):
+class DeclaredSpaces(_Around):
     """An environment whose integers count from their `min_value`, as it declares them.
 
     Algorithms count from 0.
@@ -164,7 +164,7 @@ def accepted(env: Any, name: str) -> Any:
     if not _hashable(env):
         env = ByIdentity(env)
     if counts_on:
-        env = Declared(env)
+        env = DeclaredSpaces(env)
     key = jax.random.key(0)
     first_call = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
     actions = spaces.actions.components.items()
@@ -185,7 +185,7 @@ def accepted(env: Any, name: str) -> Any:
     needs_cast = any(
         first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms
     )
-    return Cast(env, dtypes) if needs_cast or first_call.cast or stepped.cast else env
+    return DtypeCast(env, dtypes) if needs_cast or first_call.cast or stepped.cast else env
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:

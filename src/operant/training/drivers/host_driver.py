@@ -23,7 +23,7 @@ CHECK_STEPS = 512
 """Environment steps of one call (see `Driver`)."""
 
 
-class _Abandoned(Exception):  # noqa: N818 - no error: the user wants an end
+class _BlockAbandonedError(Exception):
     """A block takes longer than the driver is allowed."""
 
 
@@ -67,7 +67,7 @@ class HostDriver(Driver):
         """
         finished: list[EpisodeResult] = []
         self.unreported = finished
-        with contextlib.suppress(_Abandoned):
+        with contextlib.suppress(_BlockAbandonedError):
             for _ in range(blocks):
                 block = self._block(finished)
                 noise = self.engine.noise(self._row)
@@ -116,7 +116,7 @@ class HostDriver(Driver):
             buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
         for t in range(engine.learner.rows):
             if self.deadline < math.inf and time.perf_counter() >= self.deadline:
-                raise _Abandoned
+                raise _BlockAbandonedError
             for name, value in observation.items():
                 buffer.observation[name][t] = value
             if action is None:
