@@ -4,6 +4,7 @@ Replay and its averages.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -432,7 +433,8 @@ def test_metrics_leave_out_steps_on_blocks_without_any_action():
         train, whole = agent.absorb(train, block)
     assert whole["memory/replays"] > 0
     nothing = block._replace(valid=jnp.zeros_like(block.valid))
-    learn = jax.jit(agent.learner.learn)  # the memory holds rows with actions
+    # The memory holds rows with actions.
+    learn = jax.jit(functools.partial(agent.learner.update, stored=True))
     _, metrics = learn(train, nothing, jax.random.key(1))
     assert metrics["memory/replays"] > 0 and metrics["update/skipped"] == 0
     assert metrics["policy/entropy"] > 0.9 * whole["policy/entropy"]

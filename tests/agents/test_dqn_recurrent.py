@@ -179,7 +179,7 @@ def test_rows_that_only_end_returns_are_no_reason_for_a_step(monkeypatch):
 
     def stepped(state, block):
         monkeypatch.setattr(dqn.DQN, "_sampled", lambda *_: block)
-        after, _, metrics = algorithm._learn(state, (), jnp.asarray(True), key)
+        after, _, metrics = algorithm._replay(state, (), jnp.asarray(True), key)
         assert not metrics["update/skipped"]
         return after
 

@@ -522,9 +522,12 @@ def test_a_server_that_is_killed_is_named_and_found_again(processes, caplog):
         assert re.search(name, answer.lost) and re.search(name + ".*; it is replaced", caplog.text)
         process.wait()
         wait_until(lambda: is_gone(pid))  # though it hung
-        connection.send_reset()
-        assert not connection.ready(0.3)
+        waiting = threading.Thread(target=connection.send_reset)  # until the server is there again
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
         again, _ = processes("--environment", "remote_envs.Count", port=port)
+        waiting.join(30.0)
         assert connection.ready(30.0)
         assert connection.receive().states["pid"] != pid
         pid = ask(connection, 0).states["pid"]

@@ -418,7 +418,7 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     by now."""
     model = [{"type": "lstm", "size": 4}]
     agent = make("ppo", model=model, mini_batches=1)
-    draw, n = np.random.default_rng(0), pretraining.COLUMN + 6
+    draw, n = np.random.default_rng(0), pretraining.SEGMENT + 6
     states, actions = draw.normal(size=(n, 3)).astype(np.float32), draw.integers(0, 3, n)
     trace = Trace.read(agent.spaces, states, actions, np.arange(n) == n - 1, np.ones(n))
     traces.write(tmp_path / "t.npz", agent.spaces, trace)
