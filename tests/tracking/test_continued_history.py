@@ -217,7 +217,7 @@ def test_a_history_where_nothing_can_be_written_or_held(tmp_path, monkeypatch, c
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("fcntl.flock", unknown)
-    with history_held("h.parquet"):
+    with pytest.warns(RuntimeWarning, match="without locks"), history_held("h.parquet"):
         write("h.parquet")
     assert len(read_history("h.parquet")["step"]) == 2
 
