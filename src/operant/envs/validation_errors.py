@@ -282,11 +282,6 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def outline(answer: Any) -> str:
-    """Show the form of an answer that has the wrong one."""
-    return f"a tuple of {len(answer)}" if isinstance(answer, tuple) else type(answer).__name__
-
-
 def raised_at(error: BaseException) -> str:
     """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
 
