@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import optax
 
 from operant.agents.base.protocol import Algorithm, config_type
-from operant.agents.options.shared_options import AgentConfig
+from operant.agents.options.shared_options import AgentConfig, own_numbers
 from operant.agents.table import (
     AGENTS,
     ALIASES,
@@ -246,9 +246,10 @@ def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, so
     Networks are exempt: they are used.
     """
     networks = caller.networks()
+    unset = {**vars(default.config), **own_numbers(vars(caller.config).get("optimizer"))}
     for name, value in vars(caller.config).items():
-        usual, saved = getattr(default.config, name), getattr(loaded.config, name)
-        if name not in networks and value not in (usual, saved):
+        saved = getattr(loaded.config, name)
+        if name not in networks and value not in (unset[name], saved):
             raise CheckpointError(
                 f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
                 f"Received: {name}={value!r}. Give the same, or leave it out."
