@@ -55,6 +55,7 @@ from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
+from operant.tracking.console import say
 from operant.tracking.history import check_place
 from operant.tracking.record import Record
 from operant.training import signals
@@ -423,7 +424,7 @@ class Trainer:
         )
         self._plays += 1
         if not self.run.quiet:
-            print(played)
+            say(str(played))
         return played
 
     @naming_misspelt
