@@ -29,7 +29,7 @@ def number(value: float | None, precision: int) -> str:
 
 
 class OutputStream:
-    """Standard output or error as a program may have left it: closed, None, or an object with `write` alone."""
+    """Standard output or error as a program left it: closed, None, or an object with `write` alone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
