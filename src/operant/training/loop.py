@@ -19,7 +19,8 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
-from operant.agents.base.learner import TrainState, with_empty_buffer, without_buffer
+from operant.agents.base.learner import TrainState, learnt_by, with_empty_buffer, without_buffer
+from operant.agents.base.protocol import UpdateCounter
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, shown
 from operant.spec import traced
@@ -167,6 +168,14 @@ class TrainingLoop:
         with of_this_state(saved.path):
             self.memory_anew, ended = not header["memory"], header["ended"]
             Progress(self.run).restore(header)
+            actors = saved.header["specification"]["parallel_interactions"]
+        if actors != self.specification["parallel_interactions"]:  # the class's `load` allows it
+            train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
+            if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+                train = train._replace(state=algorithm.resumed(train.state, train.counters))
+            self.driver.restore(train, self.driver.snapshot(), header["step"])
+            self.progress.restore(header)
+            return
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
         saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory

@@ -456,10 +456,10 @@ class Trainer:
         return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
 
     def load(self, directory: str | Path) -> None:
-        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and
-        as many environments.
+        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options.
 
-        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint.
+        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint. So
+        does a replay memory, unless there are more environments or fewer: then it starts empty.
 
         Args:
             directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
@@ -495,19 +495,16 @@ class Trainer:
         Empty if there are none.
 
         Raises:
-            CheckpointError: it was made by another agent, or with another number of environments.
+            CheckpointError: it was made by another agent.
         """
         saved, current = found.header.get("specification") or {}, plain(self.session.specification)
         agents = saved.get("agent") or {}, current["agent"]
-        for name, there, here in (
-            ("type", *(agent.get("type") for agent in agents)),
-            ("n_envs", *(each.get("parallel_interactions") for each in (saved, current))),
-        ):
-            if there != here:
-                raise CheckpointError(
-                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is "
-                    f"{there}, not {here}."
-                )
+        there, here = (agent.get("type") for agent in agents)
+        if there != here:
+            raise CheckpointError(
+                f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its type is {there}, "
+                f"not {here}. Agent.load({str(found.path)!r}) makes the agent that it is of."
+            )
         was, now = (
             {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, current)
         )
