@@ -6,6 +6,8 @@ A library for images.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -105,3 +107,20 @@ def test_calls_are_left_to_xlas_threads_where_it_has_several(
     monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
     prepare(asynchronous=True)
     assert len(chosen) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["train ppo --env CartPole-v1 --max-steps 9", "play ppo --env CartPole-v1"]
+)
+def test_devices_that_are_not_there_are_told_in_a_line(command, tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, "-m", "operant", *command.split()],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    *_, line = ended.stderr.splitlines()
+    assert (
+        line.startswith("operant: JAX cannot start on JAX_PLATFORMS='cuda': ")
+        and "Traceback" not in ended.stderr
+    )
