@@ -109,8 +109,8 @@ def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
         here, before = threading.get_ident(), agent._thread
         if before not in (None, here):
             raise UsageError(
-                f"{method.__name__} was called while fit trains in another thread. Call it from a callback of "
-                "fit, or save there and act elsewhere with Agent.load(directory)."
+                f"{method.__name__} was called while fit trains in another thread. Call it from a callback "
+                "of fit, or save there and act elsewhere with Agent.load(directory)."
             )
         if method.__name__ != "fit":
             return method(*arguments, **named)
@@ -535,8 +535,8 @@ class Trainer:
         there, here = (agent.get("type") for agent in agents)
         if there != here:
             raise CheckpointError(
-                f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its type is {there}, "
-                f"not {here}. Agent.load({str(found.path)!r}) makes the agent that it is of."
+                f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its type is "
+                f"{there}, not {here}. Agent.load({str(found.path)!r}) makes the agent that it is of."
             )
         was, now = (
             {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, current)
