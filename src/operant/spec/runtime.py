@@ -89,7 +89,8 @@ def devices() -> list[Any]:
         reason = str(error).partition("\n")[0] or "there is no such device, or its plugin is not installed"
         wanted = os.environ.get("JAX_PLATFORMS")
         raise UsageError(
-            f"JAX cannot start on JAX_PLATFORMS={wanted!r}: {reason}. Leave JAX_PLATFORMS out, or install what it needs: pip install 'operant[cuda]' for NVIDIA's GPUs."
+            f"JAX cannot start on JAX_PLATFORMS={wanted!r}: {reason}. Leave JAX_PLATFORMS "
+            "out, or install what it needs: pip install 'operant[cuda]' for NVIDIA's GPUs."
         ) from None
 
 

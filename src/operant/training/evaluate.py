@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
-from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.base import AbandonedError, VectorEnv
 from operant.errors import whole
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
@@ -98,8 +99,10 @@ class Evaluation:
         """
         seeds = np.random.SeedSequence([self.seed, step // self.frequency])
         seed = int(seeds.generate_state(1)[0] >> 1)
-        finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
-        return finished if len(finished) == self.episodes else None
+        with contextlib.suppress(AbandonedError):
+            finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
+            return finished if len(finished) == self.episodes else None
+        return None
 
 
 def evaluate(

@@ -276,7 +276,7 @@ class TrainingLoop:
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         self._left = 0
         self._called_off = False
-        self.driver.deadline = math.inf
+        self._end_by(math.inf)
         self._pace, self._called = 1, time.perf_counter()
         if scores := self._evaluate():  # one that was interrupted
             self.progress.logged = self.progress.score.episodes
@@ -462,7 +462,13 @@ class TrainingLoop:
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
-        self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
+        self._end_by(time.perf_counter() + PATIENCE_SECONDS)
+
+    def _end_by(self, deadline: float) -> None:
+        """Have environments, of evaluations too, waited for no longer than that."""
+        self.driver.end_by(deadline)
+        if self.evaluation is not None:
+            self.evaluation.evaluator.env.deadline = deadline
 
     def _account(self, finished: Sequence[EpisodeResult]) -> None:
         episodes, score = [], self.progress.score
