@@ -16,7 +16,14 @@ from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
-from operant.envs.validation_errors import Check, ObservationValidator, close, finite_error, raised_at
+from operant.envs.validation_errors import (
+    Check,
+    ObservationValidator,
+    close,
+    finite_error,
+    raised_at,
+    text_of,
+)
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
@@ -99,7 +106,7 @@ class GymnasiumVector(VectorEnv):
         except Exception as error:
             raise EnvironmentError(
                 f"The vector of {self.name!r} raised {type(error).__name__} in {name}: "
-                f"{error}{raised_at(error)}"
+                f"{text_of(error)}{raised_at(error)}"
             ) from error
 
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
