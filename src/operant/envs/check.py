@@ -1,6 +1,4 @@
-"""`check_env`: tests an environment for what its users take for granted, and reports every fault with its
-remedy.
-"""
+"""`check_env` tests an environment for what its users take for granted: every fault with its remedy."""
 
 from __future__ import annotations
 
@@ -36,15 +34,10 @@ _SPACES = ("observation_space", "action_space")
 def random_actions(
     spaces: Spaces, observation: Mapping[str, np.ndarray], generator: np.random.Generator
 ) -> Flat:
-    """Draw actions uniformly from those that masks allow; unbounded floats from a normal distribution.
-
-    Args:
-        spaces: of one environment.
-        observation: flat components `[N, ...]`, for the masks.
-        generator: source of randomness.
+    """Draw actions uniformly from those that the masks in `observation` allow; unbounded floats are normal.
 
     Returns:
-        Flat actions as stored, leaves `[N, ...]`.
+        Flat actions of one environment's spaces as stored, leaves `[N, ...]` like the observation's.
     """
     n = len(next(iter(observation.values())))
     actions: Flat = {}
@@ -113,8 +106,6 @@ class _StopTrialError(Exception):
 
 
 class _Report:
-    """Faults and findings, each kind once."""
-
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.findings: list[str] = []
@@ -141,8 +132,6 @@ class _CheckedRow(NamedTuple):
 
 
 class _Trial(Protocol):
-    """One environment under test, in flat components `[1, ...]`."""
-
     spaces: Spaces
     limit: int | None
     seedable: bool
@@ -325,7 +314,6 @@ def _explain_difference(
 def _stream(
     trial: _Trial, steps: int, seed: int, report: _Report, environment_seed: int | None = None
 ) -> list[_CheckedRow]:
-    """Take steps with random actions; row 0 is the reset."""
     generator = np.random.default_rng(seed)
     raw, flat = trial.reset(seed if environment_seed is None else environment_seed)
     rows = [_CheckedRow(flat, 0.0, False, False)]
@@ -382,7 +370,6 @@ def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
 
 
 def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:
-    """Tell whether two streams are equal, as far as the shorter goes."""
     return all(
         x[1:] == y[1:] and all(np.array_equal(x.observation[k], y.observation[k]) for k in x.observation)
         for x, y in zip(a, b, strict=False)

@@ -1,6 +1,4 @@
-"""One environment driven by requests and answers, wherever it runs: in this process, in another, on
-another machine.
-"""
+"""One environment driven by requests and answers, here, in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class Connection(Protocol):
         """
 
     def forget(self) -> None:
-        """Drop the request that an interrupted call left open, if there is one.
-
-        The next request begins an episode.
+        """Drop the request that an interrupted call left open, if any; the next one begins an episode.
 
         Raises:
             EnvironmentError: the environment was lost too often.
@@ -78,12 +74,7 @@ class Connection(Protocol):
 
 
 class LocalConnection:
-    """An environment in this process: it computes when it is asked, and its answer is always ready.
-
-    Args:
-        environment: from `Environment.create`.
-        owned: whether `close` closes it.
-    """
+    """An environment in this process, whose answer is always ready; `close` closes it if it is `owned`."""
 
     restarts = 0
 

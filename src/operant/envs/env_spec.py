@@ -52,8 +52,7 @@ class EnvSpec:
         return not (isinstance(self.target, str | GymnasiumSpec) or callable(self.target))
 
     def make(self) -> Any:
-        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit
-        and shaping.
+        """Make one (`Environment`, `gymnasium.Env`, Gymnasium vector, `NativeEnv`) without limit and shaping.
 
         Raises:
             OperantError: it cannot be made, or making it raised `SystemExit`.
@@ -106,10 +105,7 @@ class EnvSpec:
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
     def create(self, environment: Any = None) -> ValidatedEnv:
-        """Make one as `Environment`, with time limit, shaping and checks.
-
-        `environment` is what `make` returned, if it was called.
-        """
+        """Make one (or take what `make` returned) as `Environment`, with time limit, shaping and checks."""
         if environment is None:
             environment = self.make()
         if isinstance(environment, ValidatedEnv):
@@ -151,7 +147,7 @@ class EnvSpec:
         """Return what a worker process needs to make the same environment, as a Python literal.
 
         Raises:
-            SpecError: it holds what cannot be sent as plain data; says what, and what to do.
+            SpecError: it holds what cannot be sent as plain data.
         """
         if self.is_object:
             raise _unsendable(self.name, "an environment object", "Give its id or its class")
@@ -236,8 +232,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def refuse_same(sources: Sequence[EnvSpec]) -> None:
-    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb
-    one another.
+    """Refuse an object in several places, inside wrappers too: its episodes would disturb one another.
 
     Raises:
         UsageError: naming the first two places.
@@ -268,18 +263,13 @@ def is_environment(value: Any) -> bool:
 
 
 def is_native(value: Any) -> bool:
-    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the
-    protocol loads JAX.
-    """
+    """Tell a JAX-native environment by its attributes' names: the module of the protocol loads JAX."""
     other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
     return not isinstance(value, other_kinds) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:
-    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment.
-
-    Empty for others.
-    """
+    """Say what a value with `reset` and `step` lacks to be Gymnasium's or JAX-native; empty for others."""
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):

@@ -1,9 +1,7 @@
-"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by
-`operant.envs.gymnasium.preprocessing`.
+"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by `preprocessing`.
 
-Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these
-(signs of rewards, an episode for each life) is in `operant.envs.gymnasium.games`, which keeps the true score
-for reports.
+Both make the same pixels, and give unclipped rewards and whole games; `games` makes of these what training
+sees, and keeps the true score for reports.
 """
 
 from __future__ import annotations
@@ -53,8 +51,7 @@ def has_lives(source: EnvSpec) -> bool:
 
 
 def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
-    """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame
-    first.
+    """Return an environment preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
 
     Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several
     such environments into what training needs (`clip_rewards`, `episodic_life`).
@@ -121,10 +118,7 @@ def own_vector(
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
-    """ALE's vector with the frames in the last axis, as networks and replay expect them.
-
-    Keeps the lives left.
-    """
+    """ALE's vector with the frames in the last axis, as networks and replay expect; keeps the lives left."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv, settings: PreprocessingOptions) -> None:
         super().__init__(env)

@@ -1,6 +1,4 @@
-"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what
-was found.
-"""
+"""Values of `info`, such as `is_success`, at the last step of episodes: which to record, what was found."""
 
 from __future__ import annotations
 
@@ -35,12 +33,7 @@ def refusal(keywords: Sequence[str], name: str) -> SpecError:
 
 
 class InfoCollector:
-    """Collects what the environments of a vector tell in `info` at the last step of their episodes.
-
-    Args:
-        keywords: names in `info`.
-        n: environments.
-    """
+    """Collects what `n` environments tell in `info`, under `keywords`, at the end of their episodes."""
 
     def __init__(self, keywords: Sequence[str], n: int) -> None:
         self.keywords = tuple(keywords)

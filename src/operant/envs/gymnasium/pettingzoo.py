@@ -27,11 +27,7 @@ def is_parallel(value: Any) -> bool:
 
 
 def make_parallel(id: str, **arguments: Any) -> Any:
-    """Make a parallel environment of PettingZoo's registry.
-
-    Args:
-        id: such as `classic/rps-v2`.
-        arguments: of the environment.
+    """Make a parallel environment of PettingZoo's registry, such as `classic/rps-v2`.
 
     Raises:
         SpecError: the id is unknown, it cannot be made, or PettingZoo is not installed.
@@ -56,9 +52,6 @@ def make_parallel(id: str, **arguments: Any) -> Any:
 
 class PettingZooEnv(SpacesEnv):
     """A parallel environment of PettingZoo.
-
-    Args:
-        env: the environment.
 
     Raises:
         SpaceError: the agents' spaces differ.
@@ -139,5 +132,4 @@ class PettingZooEnv(SpacesEnv):
 
 
 def _only(states: Any) -> Any:
-    """Return the states of a single actor."""
     return {name: _only(x) for name, x in states.items()} if isinstance(states, dict) else states[0]

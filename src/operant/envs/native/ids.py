@@ -24,8 +24,7 @@ def make(name: str, /, **arguments: Any) -> NativeEnv:
     """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
 
     Raises:
-        SpecError: the id or an argument is unknown, or a value is of another kind than the argument's
-            default.
+        SpecError: the id or an argument is unknown, or a value is of another kind than the default.
     """
     maker = _maker(name)
     parameters = inspect.signature(maker).parameters

@@ -1,6 +1,4 @@
-"""JAX-native environments as a vector, stepped from the host, with the numbers of `native_env.start` and
-`step`.
-"""
+"""JAX-native environments as a vector stepped from the host; its numbers are those of `native_env.step`."""
 
 from __future__ import annotations
 
@@ -34,11 +32,7 @@ def _step(env: NativeEnv, actors: NativeActors, actions: Tree, key: Key) -> tupl
 class NativeVector(VectorEnv):
     """`num_envs` native environments as a vector on the host. Arrays that it returns are read-only views.
 
-    Args:
-        env: the environment.
-        num_envs: how many run side by side.
-        name: for messages.
-        key: typed key of the stream, used until `reset` is given a seed; None: the key of seed 0.
+    The stream is that of the `key` (None: of seed 0) until `reset` is given a seed.
     """
 
     mode = "jax"

@@ -41,19 +41,12 @@ class Probe(NativeEnv, Protocol):
     """A native environment with known answers. Observations may have any leading axes `...`."""
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
-        """Return the discounted return of the best policy from an observation onwards.
-
-        Args:
-            observation: of a row on which an action is taken.
-            gamma: discount factor.
-        """
+        """Return the discounted return of the best policy from an observation on which an action is taken."""
 
     def best_action(self, observation: Arrays, first: Arrays | None = None) -> Arrays:
-        """Return the best action (one of them, where all are alike).
+        """Return the best action (or one of several) on an observation.
 
-        Args:
-            observation: the one that the action responds to.
-            first: the first observation of the episode, which `probe/memory` needs and others ignore.
+        `first` is the first observation of the episode, which `probe/memory` needs and others ignore.
         """
 
 
@@ -73,7 +66,6 @@ def _sign(key: Key) -> Float[Array, " 1"]:
 
 
 def _near(action: Array, target: Array) -> Array:
-    """Pay 1 on the target and 0 half a unit away from it."""
     miss = action - target
     return 1.0 - 4.0 * miss * miss
 
@@ -173,10 +165,7 @@ class ActionRewardProbe(_OneAction):
 
 
 class ObservationActionProbe(_OneAction):
-    """One row; the action must have the sign of the observation (1 for 1, 0 for -1), or be half of it.
-
-    Value 1.
-    """
+    """One row. The action must have the observation's sign (1 for 1, 0 for -1), or be half of it. Value 1."""
 
     _num_values = 2
 

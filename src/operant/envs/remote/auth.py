@@ -34,9 +34,7 @@ class RefusedError(Exception):
 
 
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
-    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`.
-
-    Empty if there is none.
+    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`, else none.
 
     Raises:
         SpecError: it is too short, or others may read the file.
@@ -85,11 +83,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_reach(host: str, token: bytes, what: str) -> None:
-    """Refuse to connect beyond this machine without a token.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Refuse (UsageError) to connect beyond this machine without a token."""
     if not token and not is_loopback(host):
         raise UsageError(
             f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: "
@@ -160,5 +154,4 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
 
 
 def _derive(token: bytes, role: bytes, server: bytes, client: bytes) -> bytes:
-    """Return HMAC-SHA256, keyed with the token, over the role, the version and both random numbers."""
     return hmac.digest(token, role + struct.pack("<H", VERSION) + server + client, hashlib.sha256)

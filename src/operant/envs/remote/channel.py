@@ -19,11 +19,7 @@ for as long."""
 
 
 class Channel:
-    """One end of a connection. No call takes longer than the seconds that it is given.
-
-    Args:
-        sock: a connected socket, which from now on belongs to the channel.
-    """
+    """One end of a connection; it owns its socket. No call takes longer than the seconds it is given."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -104,7 +100,6 @@ class Channel:
         return True
 
     def _fill(self, until: float) -> bool:
-        """Read what there is; return False when the time is up."""
         while True:
             try:
                 count = self._sock.recv_into(self._frames.room())

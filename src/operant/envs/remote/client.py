@@ -171,8 +171,7 @@ class SocketConnection(RestartingConnection):
 
 
 def tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """Return the client's side of TLS: trusting a file of certificates, or ``'system'``, what the system
-    trusts; None: no TLS.
+    """Return the client's side of TLS, trusting a file of certificates or ``'system'``; None: no TLS.
 
     Raises:
         SpecError: the file cannot be used.

@@ -21,9 +21,7 @@ from operant.spec.spaces import Spaces
 
 
 class ProcessConnection(RestartingConnection):
-    """An environment in a process of its own. The process imports neither JAX nor Keras.
-
-    It starts at once; `meet` waits for it.
+    """An environment in a process of its own, without JAX and Keras. It starts at once; `meet` waits for it.
 
     Args:
         source: the environment.

@@ -226,7 +226,6 @@ class Server:
                     self._reject(address, str(error))
 
     def _client(self, sock: socket.socket, address: object) -> None:
-        """Greet one client and serve it."""
         greeting = True
         channel: Channel | None = None
         try:
@@ -304,15 +303,11 @@ class Server:
             self._free.put(index)
 
     def _turn_away(self, channel: Channel, reason: str) -> None:
-        """Tell a client that there is no environment for it now; it will try again."""
         channel.send(wire.FAULT, wire.pack_fault("Busy", reason, ""), seconds=_SEND_SECONDS)
         self._reject("that is known", reason)
 
     def _renew(self, index: int) -> str:
-        """Replace an environment that failed for good.
-
-        Return why that is not possible now, or an empty string.
-        """
+        """Replace an environment that failed for good; return why that is not possible now, or nothing."""
         try:
             self._environments[index].close()
             new = self._environments[index] = self._start(index)
@@ -325,8 +320,6 @@ class Server:
 
 
 class _Session:
-    """One client's use of one environment."""
-
     def __init__(self, channel: Channel, service: Service, described: bytes, timeouts: Timeouts) -> None:
         self._channel, self._service = channel, service
         self._described, self._timeouts = described, timeouts
@@ -351,13 +344,12 @@ class _Session:
 
 
 def _tell(channel: Channel, error: Exception) -> None:
-    """Send an error to the client, if it still listens."""
     with contextlib.suppress(LostError):
         channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the server's side of TLS for files of a certificate chain and its key; None if neither is given.
+    """Return the server's side of TLS for a certificate chain and its key; None if neither is given.
 
     Raises:
         SpecError: one is missing, or they cannot be used.

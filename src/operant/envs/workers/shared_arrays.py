@@ -25,7 +25,7 @@ NaN."""
 
 
 class SharedArrays:
-    """Arrays of `N` environments or actors in memory that processes share.
+    """Arrays of `n` environments or actors in memory that processes share.
 
     Args:
         spaces: whose observations and actions are passed.
