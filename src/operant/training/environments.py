@@ -85,7 +85,6 @@ def make_environments(run: RunConfig, envs: Any = None, count: int | None = None
 
 
 def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
-    """Make environments; see `make_environments`."""
     from operant.envs import catalog
     from operant.envs.gymnasium import infos, preprocessing
     from operant.envs.vector import create
@@ -133,14 +132,9 @@ def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
 
 
 def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
-    """Make the environments of a run again, as a vector on the host even if they are JAX-native.
+    """Make `num_envs` environments of a run (or of `envs`) again, as a vector on the host even if JAX-native.
 
     Atari games are whole games with unclipped rewards: what a policy is judged by, not what it learns from.
-
-    Args:
-        run: its options.
-        num_envs: how many.
-        envs: environments of the user's program instead, as `make_environments` takes them.
     """
     counted = not isinstance(envs, list | tuple)
     built = _build(run.replace(n_envs=num_envs), envs, num_envs if counted else None)
@@ -154,7 +148,5 @@ def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
 
 
 def evaluation_count(run: RunConfig) -> int:
-    """Return how many environments evaluate by default: as many as train, but no more than there are
-    episodes.
-    """
+    """Return how many environments evaluate by default: as many as train, but at most one per episode."""
     return min(run.eval_episodes, run.n_envs)

@@ -1,7 +1,4 @@
-"""The training loop: one for both drivers.
-
-It decides when to log, save and stop; it knows no logger and no terminal.
-"""
+"""The training loop for both drivers: when to log, save and stop. It knows no logger and no terminal."""
 
 from __future__ import annotations
 
@@ -144,19 +141,11 @@ class TrainingLoop:
 
     @property
     def own_steps(self) -> int | None:
-        """Most environment steps that the agent itself may take, without those of a continued history.
-
-        None: no limit.
-        """
+        """Most environment steps of the agent itself, without those of a history before; None: no limit."""
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
-        """Continue from a checkpoint of this run.
-
-        Args:
-            saved: the checkpoint.
-            changed: numeric options of updates whose values are from here on those of this run, not the
-                checkpoint's.
+        """Continue from a checkpoint of this run, with its own values of the numeric options in `changed`.
 
         Raises:
             CheckpointError: it does not fit.
@@ -185,11 +174,10 @@ class TrainingLoop:
         self.ended = ended
 
     def save(self) -> Path | None:
-        """Write a checkpoint of the whole run.
+        """Write a checkpoint of the whole run, after what the loggers hold.
 
-        What the loggers hold goes to the disk first. A process that dies in between leaves records beyond the
-        last checkpoint, which the resumed run drops and writes again; the other way round their episodes
-        would be lost.
+        A process that dies in between leaves records beyond the last checkpoint, which the resumed run drops
+        and writes again; the other way round their episodes would be lost.
         """
         if self.directory is None and self.driver.processes == 1:
             return None
@@ -198,7 +186,7 @@ class TrainingLoop:
     def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
         """Write a checkpoint of the run to a folder, with the replay memory or without.
 
-        With None, only take part in it: a snapshot needs all processes, even those that write nothing.
+        With None, only take part in it: a snapshot needs all processes.
         """
         memory = memory or not self.driver.learner.replays
         train = self.driver.train if memory else self.driver.learnt
@@ -224,8 +212,7 @@ class TrainingLoop:
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
-        If an environment, a callback or anything else fails, what was learnt before is saved too, and then
-        the error is raised.
+        If anything fails, what was learnt before is saved, too, and then the error is raised.
 
         Raises:
             OperantError: an environment failed.
@@ -243,9 +230,7 @@ class TrainingLoop:
             raise
 
     def fail(self, unreported: Sequence[EpisodeResult]) -> None:
-        """Save what there is when something has failed, with the given episodes: learnt from, and not
-        reported yet.
-        """
+        """Save what there is, and episodes learnt from but not reported, when something has failed."""
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
         # The first error is the one to raise; and a report that fails must not cost the checkpoint.
@@ -296,9 +281,7 @@ class TrainingLoop:
         return blocks
 
     def take(self, finished: list[EpisodeResult]) -> str | None:
-        """Account for the episodes that ended in those blocks, log and save when due, and return why the
-        run ends, if it does.
-        """
+        """Account for the episodes of those blocks, log and save when due; return why the run ends, if so."""
         self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
@@ -338,30 +321,20 @@ class TrainingLoop:
         return self.step // every > self._saved_step // every
 
     def _set_pace(self) -> None:
-        """Bound the next call of the driver by how long the last one took.
-
-        What is learnt does not depend on it.
-        """
+        """Bound the next call by how long the last one took; what is learnt does not depend on it."""
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context for writing files that are not the last of a run."""
         return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")
 
     @property
     def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too.
-
-        If not, only the end of this part is near.
-        """
+        """Whether a run in one part would look at its progress here, too: not only this part ends."""
         return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate the policy if it is time; return what is to be reported.
-
-        The clock of training is stopped meanwhile.
-        """
+        """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
         evaluation, last = self.evaluation, self.progress.evaluated
         if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
             return {}
@@ -374,10 +347,7 @@ class TrainingLoop:
         return scores
 
     def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
-        """Evaluate the policy after the last evaluation, and keep one that is better than ever.
-
-        Return what is to be reported.
-        """
+        """Keep the policy if this evaluation is better than ever; return what is to be reported."""
         step, values = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
         if finished is not None:
@@ -405,7 +375,6 @@ class TrainingLoop:
         return values
 
     def _keep_best(self) -> None:
-        """Write the policy of the best evaluation."""
         if self.on_best is not None:
             self.on_best(self.driver.learnt)
         if self.evaluation is not None and self.evaluation.directory is not None:
@@ -432,10 +401,7 @@ class TrainingLoop:
         return self._outcome(reason)
 
     def keep_unjudged(self) -> None:
-        """Write the weights of a run that is over, and in which `on_best` could never be called.
-
-        Say what became of the files.
-        """
+        """Write a run's weights if `on_best` could never be called; say what became of the files."""
         evaluated = self.progress.evaluated.best_reward is not None
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
@@ -445,9 +411,7 @@ class TrainingLoop:
                 self.loggers.message(f"The run ended before there was {missing} to judge by: {outcome}")
 
     def _time(self) -> float:
-        """Return the time of a clock that is stopped during evaluations, including those of runs beside
-        this one.
-        """
+        """Return the time of a clock that stops during evaluations, also those of runs beside this one."""
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
     def interrupt(self) -> None:
@@ -467,9 +431,7 @@ class TrainingLoop:
             self.loggers.episodes(episodes)
 
     def _log(self, scores: dict[str, float]) -> None:
-        """Report scores of evaluations, the metrics and the last episodes: to the callback first, then to the
-        loggers.
-        """
+        """Report evaluations' scores, metrics and last episodes: to the callback, then to the loggers."""
         record = self._record(scores)
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile("No weights of the best mean return"):
@@ -483,12 +445,10 @@ class TrainingLoop:
             self.loggers.record(record)
 
     def _report_rest(self) -> None:
-        """Report what there is since the last report, in a run that fails."""
         if self.driver.step > self._logged[1]:
             self.loggers.record(self._record({}))
 
     def _record(self, scores: dict[str, float]) -> Record:
-        """Return a record of scores of evaluations, the metrics and the last episodes."""
         values = {**scores, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
@@ -512,10 +472,7 @@ class TrainingLoop:
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Lower the learning rate on plateaus, or stop.
-
-        Only where a run in one part would, so that a run in several parts learns the same.
-        """
+        """Lower the learning rate on plateaus, or stop, only where a run in one part would."""
         for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"

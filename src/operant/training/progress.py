@@ -28,21 +28,14 @@ class EvaluationScores(NamedTuple):
     """Environment steps of training at the best one."""
 
     def next(self, step: int, mean: float) -> EvaluationScores:
-        """Return this record with one more evaluation, at a step.
-
-        Among equal means the first stays the best.
-        """
+        """Return this record with one more evaluation; among equal means the first stays the best."""
         if self.best_reward is None or mean > self.best_reward:
             return EvaluationScores(step, mean, mean, step)
         return self._replace(step=step, mean_reward=mean)
 
 
 class Progress:
-    """How far a run has come, over all its parts.
-
-    Args:
-        run: its options.
-    """
+    """How far a run with these options has come, over all its parts."""
 
     def __init__(self, run: RunConfig) -> None:
         self.score = RollingScore(run.reward_buffer_size)
@@ -61,9 +54,7 @@ class Progress:
         """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
 
     def begin_at(self, origin: Origin) -> None:
-        """Continue counting from the end of an earlier history, its last episode.
-
-        Called before the run begins.
+        """Continue counting from the last episode of an earlier history, before the run begins.
 
         Steps, time, episodes and the best reward continue. The rolling mean begins anew.
         """
@@ -101,11 +92,7 @@ class Progress:
 
 @contextlib.contextmanager
 def of_this_state(path: str | Path) -> Iterator[None]:
-    """Refuse a file of an earlier, unreleased state of operant: one that lacks what is read inside.
-
-    Raises:
-        CheckpointError: it does.
-    """
+    """Refuse (CheckpointError) a file of an earlier, unreleased state of operant, which lacks something."""
     try:
         yield
     except KeyError as error:

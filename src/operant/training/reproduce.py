@@ -165,7 +165,6 @@ def _record(directory: Path) -> RunRecord:
 
 
 def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
-    """Yield why a run cannot be repeated."""
     from operant.training import provenance
 
     if training["ended"] == "failed":
@@ -252,7 +251,6 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
 
 
 def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) -> int:
-    """Return how many blocks to repeat before comparing."""
     from operant import checkpoint
 
     like = session.driver.train.counters
@@ -267,7 +265,7 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
 
 
 def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: list[str]) -> Reproduction:
-    """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
+    """Compare what run and repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
     parts, differences = [], []
@@ -306,12 +304,9 @@ def _remedy() -> str:
 
 
 def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
-    """Return the rows of a history that the run wrote up to a step, at most `most`.
+    """Return at most `most` rows of a history that the run wrote up to a step; None without a history.
 
-    None if there is no history.
-
-    Further rows are those of a run that continued the history from its last episode, which ended before the
-    checkpoint.
+    Further rows are of a run that continued the history from an episode that ended before the checkpoint.
     """
     import numpy as np
 
@@ -348,7 +343,6 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 
 
 def _changes(data: dict[str, Any]) -> list[str]:
-    """Return which versions, machine and commit of the code were different when the run was made."""
     from operant.training import provenance
 
     last = (data.get("resumed") or [data])[-1]

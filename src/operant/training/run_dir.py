@@ -83,9 +83,7 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 
 def _is_free(directory: Path) -> bool:
-    """Tell whether a folder is empty, except for what a process left that died before it wrote what its run
-    is.
-    """
+    """Tell whether a folder is empty, except for what a process left that died before it wrote `run.json`."""
     paths = list(directory.iterdir())
     return not paths or (
         (directory / LOCK).exists()
@@ -97,11 +95,7 @@ def _is_free(directory: Path) -> bool:
 
 
 def held(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the folder of a run, which exists, against other processes that would train in it.
-
-    Raises:
-        UsageError: another process trains in it.
-    """
+    """Hold the folder of a run; UsageError: another process trains in it."""
     return _locked(
         directory,
         f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run.",
@@ -129,7 +123,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _existing(folder: Path, new: bool = False) -> Iterator[None]:
-    """Make a folder if it is missing; it is then removed afterwards if nothing was written.
+    """Make a folder if it is missing, and remove it afterwards if nothing was written.
 
     Raises:
         FileExistsError: it is to be new, and is not.
@@ -147,7 +141,6 @@ def _existing(folder: Path, new: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file of a folder; if another process holds it, refuse."""
     file = folder.absolute() / LOCK
     with contextlib.ExitStack() as stack:
         while True:
@@ -192,11 +185,7 @@ class RunEntry(NamedTuple):
 
 
 def runs_in(place: str | Path) -> list[RunEntry]:
-    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the
-    oldest first.
-
-    Whatever is not a run, or cannot be read, is left out.
-    """
+    """Return the readable runs in a folder and in its folders (`seed-N`), the oldest first."""
     return read_and_unread(place)[0]
 
 
@@ -214,16 +203,12 @@ def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]
 
 
 def runs_within(directory: str | Path) -> str:
-    """Return what to do about a folder that is no run but holds some, such as that of several seeds.
-
-    Else an empty text.
-    """
+    """Say what to do about a folder that is no run but holds some (of several seeds); else nothing."""
     runs = runs_in(directory)
     return f" It holds runs: give one of them, such as {shown(runs[0].directory)!r}." if runs else ""
 
 
 def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
-    """Return what `run.json` and the newest checkpoint say."""
     run = data["run"]
     if not isinstance(data["begun"], str):
         raise TypeError("begun")
@@ -266,8 +251,7 @@ def describe(
         given: whether the environments are objects that cannot be made again from an id.
         fits: in how many parts (calls of `fit`) one program has trained it.
         loaded: checkpoint from elsewhere that it continues from.
-        origin: where the history that it continues ended, and so it began; None: it did not begin with a new
-            agent.
+        origin: where the history that it continues ended; None: it did not begin with a new agent.
     """
     data = {
         "agent": agent,
@@ -292,9 +276,7 @@ def describe_resume(
     command: str | None,
     options: Mapping[str, Any],
 ) -> None:
-    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options
-    changed.
-    """
+    """Add to `run.json` from which step, by which versions and with which changed options it is resumed."""
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,
@@ -310,7 +292,6 @@ def describe_resume(
 
 
 def _circumstances(command: str | None) -> dict[str, Any]:
-    """Return when, how and with what a run begins."""
     return {
         "command": command if command is not None else " ".join(sys.argv),
         "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -321,7 +302,6 @@ def _circumstances(command: str | None) -> dict[str, Any]:
 
 
 def _write(directory: Path, data: dict[str, Any]) -> None:
-    """Write `run.json`, whole or not at all."""
     text = json.dumps(plain(data), indent=2) + "\n"
     with durable.replaced(directory / "run.json") as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -121,9 +121,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
 
 
 def _changeable(agent: Mapping[str, Any]) -> list[str]:
-    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and
-    that have an effect.
-    """
+    """Return the options that may change on resuming: numbers that updates use, and that have an effect."""
     cls = config_class(agent["type"])
     known = options(cls)
     idle = [n for n, meta in known.items() if meta.needs is not None and not effective(meta.needs, agent)]
@@ -131,7 +129,7 @@ def _changeable(agent: Mapping[str, Any]) -> list[str]:
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
-    """Drop the weights that a run began from, which may no longer exist, once it has a checkpoint."""
+    """Drop the weights a run began from, which may be gone, once it has a checkpoint."""
     return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
@@ -144,8 +142,7 @@ def finished(plan: ExperimentConfig) -> bool:
 def _reached(directory: Path, limit: int) -> int:
     """Return the step of the checkpoint that a run continues from; 0 if it has none.
 
-    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has
-    been read.
+    One at the limit or beyond, which leaves nothing to do, is trusted only after all of it has been read.
     """
     place = directory / "checkpoints"
     with warnings.catch_warnings():
@@ -158,21 +155,16 @@ def _reached(directory: Path, limit: int) -> int:
 
 
 def _step(header: dict[str, Any] | None) -> int:
-    """Return the step of a run as the header of its checkpoint says; 0 if there is none."""
     if header is None:
         return 0
     return int(header["training"]["step"]) + int(header["training"]["origin"]["step"])
 
 
 def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
-    """Train as planned.
+    """Train as planned; `command` is the command line to record.
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing
-    behind.
-
-    Args:
-        plan: what to train, and on what. Relative paths are of the working directory at this call.
-        command: the command line to record.
+    behind. Relative paths are of the working directory at this call.
 
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
@@ -187,7 +179,7 @@ def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
 
 @contextlib.contextmanager
 def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[TrainingLoop, Path]]:
-    """Build all that a plan needs, and hold the folder of its run; yield the loop and the folder."""
+    """Build all that a plan needs, and hold the folder of its run meanwhile."""
     run = plan.run
     expect_evaluations(run)
     if run.seed is None:
@@ -261,11 +253,7 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
 
 
 def expect_evaluations(run: RunConfig) -> None:
-    """Refuse evaluations that would begin after the end of a run.
-
-    Raises:
-        SpecError: names `eval_frequency`.
-    """
+    """Refuse evaluations that would begin after a run's end: a SpecError names `eval_frequency`."""
     if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
         must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
         raise value_error("eval_frequency", must, run.eval_frequency)
@@ -302,11 +290,7 @@ def evaluating(
     """Have runs of one agent evaluate its policy while they train, if their options say so.
 
     A run that has a folder writes the results there: `evaluations.parquet`, and the best policy in `best`.
-
-    Args:
-        trainings: the runs.
-        learner: the algorithm.
-        env: environments for all; None: as many as are needed are made, and closed afterwards.
+    Without `env`, as many environments as are needed are made, and closed afterwards.
 
     Raises:
         OperantError: the environments cannot be made.
@@ -357,9 +341,7 @@ def history_origin(run: RunConfig) -> Origin:
 
 
 def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] = ()) -> bool:
-    """Continue from the newest checkpoint of a run.
-
-    Return False if it was stopped before the first one was written, and so begins anew.
+    """Continue from the newest checkpoint of a run; return False if there is none: it begins anew.
 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
@@ -390,8 +372,7 @@ def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bo
 
 
 def refuse_rows_of_others(training: TrainingLoop) -> None:
-    """Refuse to continue a history that another run has continued since: its rows beyond this run would be
-    dropped.
+    """Refuse to continue a history that another run has continued since: its rows would be dropped.
 
     Raises:
         UsageError: it has rows beyond the step where the run stands, which has written all of its own.
@@ -413,7 +394,6 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
 
 
 def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
-    """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
         here = plan.agent, env
         measured = (p for p in presets.every() if not p.score.startswith("not measured"))
@@ -433,7 +413,6 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
 
 
 def _farewell(outcome: Any, directory: Path, command: str) -> str:
-    """Say how it ended, where everything is, and how to go on."""
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: {command}")

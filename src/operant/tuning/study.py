@@ -56,11 +56,7 @@ def need_optuna() -> None:
 
 
 def folder(name: str) -> Path:
-    """Return the folder of a study's own files.
-
-    Raises:
-        SpecError: the name cannot be that of a folder.
-    """
+    """Return the folder of a study's own files; SpecError: the name cannot be that of a folder."""
     if not name or name in (".", "..") or any(c in name for c in "/\\:\0"):
         raise SpecError(f"study must be a name without / \\ and :. Received: study={name!r}.")
     return Path(FOLDER) / name
@@ -74,7 +70,7 @@ def fresh(agent: str, env: str) -> str:
 
 
 def place(name: str, storage: str | None) -> str:
-    """Return the storage of a study in full: the user's, or the study's own SQLite file.
+    """Return the storage of a study in full: the user's, or its own SQLite file.
 
     Raises:
         SpecError: it is none that operant knows.
@@ -168,11 +164,7 @@ def _with_driver(storage: str) -> str:
 
 
 def load(name: str, storage: str | None) -> optuna.Study:
-    """Open a study that exists.
-
-    Raises:
-        SpecError: there is none.
-    """
+    """Open a study that exists; SpecError: there is none."""
     need_optuna()
     import optuna
 
@@ -190,13 +182,7 @@ def load(name: str, storage: str | None) -> optuna.Study:
 
 
 def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: Any) -> optuna.Study:
-    """Open a study, which is made if there is none.
-
-    Args:
-        name: its name.
-        storage: as `place` returns it.
-        attributes: what it tunes; a study that exists must say the same.
-        settings: sampler and pruner.
+    """Open a study with these attributes, sampler and pruner, in a storage as `place` returns it, or make it.
 
     Raises:
         SpecError: the study that exists tunes something else, or does not say what.
@@ -283,9 +269,7 @@ def best(study: optuna.Study) -> BestTrial | None:
 def from_study(name: str, storage: str | None = None) -> BestTrial:
     """Return the best trial of a study by name: what `operant train --from-study` trains.
 
-    Args:
-        name: of the study.
-        storage: where it is; None: in its own file, `studies/NAME/study.db`.
+    Without `storage` it is in the study's own file, `studies/NAME/study.db`.
 
     Raises:
         SpecError: there is no such study.

@@ -26,9 +26,7 @@ CHECK_STEPS = 8192
 
 
 class RunnerState(NamedTuple):
-    """The environments' part of a device run: everything beside `TrainState` that is needed to continue
-    it.
-    """
+    """The environments' part of a device run: what continuing it needs beside `TrainState`."""
 
     actors: native_env.NativeActors
     carry: Tree
@@ -40,10 +38,7 @@ class RunnerState(NamedTuple):
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes that ended, per row and actor.
-
-    And values that were not finite, which end none: see `DeviceRun.collect`.
-    """
+    """Episodes that ended, per row and actor, and values that were not finite (see `DeviceRun.collect`)."""
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
@@ -75,9 +70,7 @@ class DeviceRun:
         )
 
     def restart(self, key: Key, rows: Array, last: Arrays) -> RunnerState:
-        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the
-        open ones with these last observations.
-        """
+        """Begin new episodes after one more row, number `rows`, that closes the open ones with `last`."""
         world = self.begin(key)
         actors = world.actors._replace(
             observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
@@ -87,9 +80,7 @@ class DeviceRun:
     def iterate(
         self, train: TrainState, world: RunnerState, meter: Array, count: Array, limit: int
     ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
-        """Run `count` blocks (at most `limit`): collect, learn.
-
-        Return the episodes that ended, with an axis of blocks first.
+        """Run `count` blocks (at most `limit`): collect, learn; episodes' ends have an axis of blocks first.
 
         `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
         """
@@ -175,7 +166,6 @@ class DeviceRun:
         return block, world, ends
 
     def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
-        """Find what is not finite, as in `EpisodeEnds.fault`."""
         fault = jnp.zeros(self.n, jnp.uint16)
         if reward is not None:
             fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
@@ -186,10 +176,7 @@ class DeviceRun:
         return fault
 
     def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
-        """Let these actors begin another episode with the next row.
-
-        Replace values of observations that are not finite by 0.
-        """
+        """Let these actors begin another episode with the next row, with 0 for what is not finite."""
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
@@ -197,10 +184,7 @@ class DeviceRun:
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value that was not finite, if any, for an environment of this name.
-
-        Leaves of `ends` are `[blocks, rows, ...]`.
-        """
+        """Describe the first value that was not finite, if any; `ends` has leaves `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))

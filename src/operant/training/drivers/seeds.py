@@ -81,13 +81,9 @@ class MultiSeedRunner:
         """
 
     def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
-        """Run that many blocks (at most `self.blocks`).
+        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in time order.
 
-        Return each run's finished episodes, in order of time.
-
-        Args:
-            blocks: how many.
-            wanted: the runs that need them (default: all). Others may advance with them.
+        The runs that are not `wanted` (default: all are) may advance with the others.
 
         Raises:
             Exception: what a call raised; other runs have advanced, and their episodes are in `unreported`.
@@ -191,8 +187,6 @@ class _SeparateRuns:
 
 
 class _VmapRuns:
-    """All runs as one, with one more axis."""
-
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
         train = jax.jit(functools.partial(begun, learner))(keys, hyper)
         world = jax.jit(jax.vmap(loop.begin))(keys)
@@ -233,13 +227,7 @@ class _PartOfRun:
 
 
 class SeedDriver(NativeDriver):
-    """One of several runs as a driver for the training loop, except that only all of them advance, at once.
-
-    Args:
-        runner: the runs.
-        index: which of them this is.
-        n: its actors.
-    """
+    """Run `index` of several as a driver for the training loop, except that only all advance, at once."""
 
     train = _PartOfRun("train")
     learnt = _PartOfRun("learnt")
@@ -265,8 +253,8 @@ def begun(learner: Learner, keys: Key, hyper: Array) -> TrainState:
     """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
     On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of
-    orthogonal initialisers, wait for threads of the same pool that they run in. In a pool of two threads, two
-    such kernels wait for ever (JAX 0.10.2).
+    orthogonal initialisers, wait for threads of their own pool; two of them in a pool of two wait for ever
+    (JAX 0.10.2).
     """
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
@@ -280,9 +268,7 @@ def _of(tree: Tree, index: int | Array) -> Tree:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _with(tree: Tree, index: Array, one: Tree) -> Tree:
-    """Put one run's arrays among those of all, which are written to where they are: a copy would need
-    their memory once more.
-    """
+    """Put one run's arrays in their place among those of all: a copy would need the memory once more."""
 
     def put(all_: Array, value: Array) -> Array:
         value = jax.random.key_data(value) if _is_key(value) else value
@@ -296,7 +282,7 @@ def _is_key(x: Array) -> bool:
 
 
 def _over(x: Array, f: Callable[[Array], Array]) -> Array:
-    """Apply a function to an array, or to the words of a key: JAX would count slicing a key as using it."""
+    """Apply a function to an array or to the words of a key: JAX would count slicing a key as using it."""
     if not _is_key(x):
         return f(x)
     return jax.random.wrap_key_data(f(jax.random.key_data(x)), impl=jax.random.key_impl(x))
