@@ -59,7 +59,7 @@ def page(usage: Iterable[str], *parts: str) -> str:
 def agent_page(
     command: str, agent: str | None, usage: Iterable[str], configs: Iterable[type[Config]], **how: Any
 ) -> str:
-    """Return the help of a command that takes an agent: of the command, and of the agent if one is named.
+    """Return the help of a command that takes an agent, and of the agent if one is named.
 
     `how` are arguments of `option_rows`.
     """
@@ -72,10 +72,7 @@ def agent_page(
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return a text in lines of so many characters.
-
-    A word that is too long is broken after a slash, if it has one.
-    """
+    """Return a text in lines of so many characters; too long a word is broken after a slash, if any."""
     words: list[str] = []
     for word in text.split():
         parts = [""]
@@ -96,12 +93,8 @@ def option_rows(
 ) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
-    Args:
-        configs: the configs that declare the options.
-        fixed: defaults that differ under the agent's name.
-        short: letters of options that have one.
-        without: options to leave out.
-        texts: help that differs in this command.
+    `fixed` are defaults that differ under the agent's name, `short` letters of options that have one, and
+    `texts` help that differs in this command; options in `without` are left out.
     """
     rows = []
     for config in configs:
@@ -116,7 +109,6 @@ def option_rows(
 
 
 def _stacked(cells: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a row whose second cell is below the others."""
     whole = "  ".join(cell for i, cell in enumerate(cells) if i != 1)
     return [
         *textwrap.wrap(

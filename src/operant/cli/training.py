@@ -63,12 +63,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, so that its
-    options are known.
-
-    Raises:
-        OperantError: there is no such study, or none of its trials was finished.
-    """
+    """Return the agent of the run of `--resume`, or of the study of `--from-study`, for its options."""
     directory, study = parse.peek(flags, "--resume"), parse.peek(flags, "--from-study")
     if directory is not None:
         try:

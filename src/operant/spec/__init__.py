@@ -1,11 +1,9 @@
-"""Hyperparameters and specifications: declared once, read everywhere.
+"""Hyperparameters and specifications: declared once, read everywhere; without JAX, for help comes at once.
 
 A `Config` is a frozen dataclass whose fields are made by `option`. Command-line flags and help tables,
 constructor arguments, search ranges, docs tables and checkpoint headers all derive from it. A `Registry`
-turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the
-thing it names.
-
-This package imports neither JAX nor Keras: help must appear at once.
+turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the thing
+it names.
 """
 
 from operant.spec.config import (

@@ -22,10 +22,9 @@ LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,L
 
 
 def prepare(asynchronous: bool = False) -> None:
-    """Choose how calls are dispatched on CPU, unless the user chose; called before anything runs on JAX.
+    """Choose, before JAX runs anything, how calls are dispatched on CPU, unless the user chose.
 
-    Args:
-        asynchronous: whether the calling thread leaves the work to XLA's threads.
+    If `asynchronous`, the calling thread leaves the work to XLA's threads.
     """
     import jax
 
@@ -77,7 +76,6 @@ def start(
 
 
 def _start_with(variables: dict[str, str]) -> None:
-    """Start the backend with these environment variables, which it reads as it starts."""
     import jax
 
     before = {name: os.environ.get(name) for name in variables}
@@ -144,12 +142,11 @@ def device(name: str) -> Any:
 
 
 def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int = 1) -> int | None:
-    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all)
-    for images and large products.
+    """Return how many threads suit such observations: one for each call at a time, or None: all.
 
-    Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs
-    more than running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of
-    285 (two cores).
+    All are for images and large products. Small networks run as dozens of kernels of a microsecond each.
+    Handing them from thread to thread costs more than running them: with one thread an update of DQN's 64-64
+    network takes 165 microseconds instead of 285 (two cores).
     """
     return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
 
@@ -160,7 +157,5 @@ def processors() -> int:
 
 
 def has_images(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether there are images among observations of these shapes: height, width and channels or
-    frames.
-    """
+    """Tell whether there are images among observations of these shapes."""
     return any(len(shape) >= 3 for shape in shapes)

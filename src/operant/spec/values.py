@@ -15,9 +15,7 @@ T = TypeVar("T")
 
 
 def settled(value: Any) -> Any:
-    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar
-    arrays, paths as strings.
-    """
+    """Return the form in which options hold a value: tuples, Python's numbers, paths as strings."""
     if isinstance(value, list | tuple):
         return tuple(settled(v) for v in value)
     if isinstance(value, dict):

@@ -23,16 +23,10 @@ RESAMPLES = 2000
 
 
 def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
-    """Return the statistic over the last axis.
+    """Return the statistic of scores `[..., seeds]` over the last axis, `[...]`.
 
-    Args:
-        values: scores `[..., seeds]`.
-        statistic: ``mean``, or ``iqm``: the mean of what is left after a quarter of the values, rounded down,
-            is removed at each end. Outliers move it less than the mean, and it needs fewer seeds than the
-            median.
-
-    Returns:
-        `[...]`.
+    ``iqm`` is the mean of what is left after a quarter of the values, rounded down, is removed at each end.
+    Outliers move it less than the ``mean``, and it needs fewer seeds than the median.
     """
     if statistic == "mean":
         return np.mean(values, axis=-1)
@@ -152,5 +146,4 @@ def stratified(
 
 
 def _middle(draws: np.ndarray, level: float) -> np.ndarray:
-    """Return the ends of what holds the middle `level` of draws."""
     return np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

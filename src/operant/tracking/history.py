@@ -2,8 +2,7 @@
 
 A Parquet file cannot be read before it is closed, so a history is a folder of part files, and the last part
 is written again with every flush until it is full. Each write goes to a temporary name and is then renamed:
-whenever the process dies, the folder is a valid history without double rows. Full parts are never touched
-again, so a million episodes take few files, and memory holds one part.
+whenever the process dies, the folder is a valid history without double rows.
 """
 
 from __future__ import annotations
@@ -145,12 +144,8 @@ class History(Logger):
 def check_place(path: str | Path, argument: str = "history") -> Path:
     """Return the path of a history that can be written or continued; its contents are not looked at.
 
-    Args:
-        path: of the folder.
-        argument: its name, for messages.
-
     Raises:
-        SpecError: for another ending, a path that is a single file, or one inside a file.
+        SpecError: another ending, or a path that is or is inside a file; names the `argument`.
     """
     if Path(path).suffix != ".parquet":
         raise value_error(argument, "a path that ends with .parquet", shown(path))
@@ -164,9 +159,6 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
 
 def read_history(path: str | Path) -> dict[str, np.ndarray]:
     """Read a history: a folder that `History` wrote, or a single Parquet file.
-
-    Args:
-        path: folder or file.
 
     Returns:
         The columns by name, each `[episodes]`, sorted by step, then time. A history that was written
@@ -192,10 +184,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def end_of(path: str | Path) -> Origin:
-    """Return where a history ends, for a run that continues it; zero if there is none.
-
-    It ends with its last episode. Steps that its run took after that, in episodes that had not ended, are not
-    known.
+    """Return where a history, its last episode, ends, for a run that continues it; zero if there is none.
 
     Raises:
         SpecError: it cannot be read, or a documented column is missing.
@@ -240,7 +229,7 @@ def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate tables, with NaN where one lacks a column of `info` that another has."""
+    """Concatenate tables, with NaN where one lacks a column of `info`."""
     import pyarrow as pa
 
     names = {name: None for table in tables for name in table.column_names if name.startswith(INFO)}
@@ -306,9 +295,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _drop_after(folder: Path, step: int) -> None:
-    """Remove the rows beyond a step, from the last part back: what is left is a valid history at any
-    moment.
-    """
+    """Remove the rows beyond a step, from the last part back: the rest is a valid history at any moment."""
     for part in reversed(_parts(folder)):
         rows: Any = _read([part])
         kept = rows.filter(rows.column("step").to_numpy() <= step)

@@ -21,7 +21,7 @@ class Record(NamedTuple):
 
 
 def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the values of a record in the form that loggers take, after a callback may have changed them.
+    """Return the values of a record as loggers take them, after a callback may have changed them.
 
     Raises:
         SpecError: a value is no number (a truth value counts as 0 or 1), or a name cannot be one.

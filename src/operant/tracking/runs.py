@@ -1,6 +1,4 @@
-"""Runs by what they trained: histories of run folders, or Parquet files, sorted into agents and their
-seeds.
-"""
+"""Runs by what they trained: histories in run folders or Parquet files, sorted by agent and seed."""
 
 from __future__ import annotations
 
@@ -77,7 +75,6 @@ def read_run(file: Path) -> dict[str, Any]:
 
 
 def _places(path: Path) -> list[Path]:
-    """Return the runs that a path stands for."""
     if not path.exists():
         raise SpecError(f"There is no run or history {str(path)!r}.")
     if path.suffix == ".parquet" or (path / "run.json").is_file():
@@ -119,7 +116,6 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
 
 
 def _name(path: Path, among: Sequence[Path]) -> str:
-    """Return as much of the end of a path as distinguishes it from others."""
     parts = path.absolute().with_suffix("").parts
     others = {other.absolute().with_suffix("").parts for other in among} - {parts}
     length = 1
@@ -129,15 +125,9 @@ def _name(path: Path, among: Sequence[Path]) -> str:
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:
-    """Sort runs by environment, then by label; runs of one label are seeds of one experiment.
+    """Sort runs, in the order given, by environment, then label; runs of a label are seeds of an experiment.
 
-    Args:
-        runs: to sort.
-        labels: of each run; none: the agent's name, with the options in which experiments of one environment
-            differ.
-
-    Returns:
-        Runs by environment and label, in the order given.
+    Without labels they are the agent's name, with the options in which experiments of an environment differ.
 
     Raises:
         UsageError: there are not as many labels as runs.
@@ -155,7 +145,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """Name a run by its agent, and by what distinguishes it from others of the same agent and environment."""
+    """Name a run by its agent, and by what distinguishes it from others of it in the same environment."""
     alike = [other.settings for other in runs if (other.env, other.agent) == (run.env, run.agent)]
     names = {name: None for settings in alike for name in settings}
     differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]
@@ -164,7 +154,6 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Write a schedule as on the command line; anything else stays as it is."""
     if not isinstance(value, dict):
         return value
     return ":".join(str(value.get(part)) for part in ("type", "start", "end", "steps"))

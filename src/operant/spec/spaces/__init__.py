@@ -1,4 +1,4 @@
-"""State and action spaces: their components, checks of values, and conversion from and to Gymnasium's spaces.
+"""State and action spaces: components, checks of values, conversion from and to Gymnasium's.
 
 Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the
 user's structure and converts at the boundary. Environment workers use this package: it never imports JAX.
