@@ -1,6 +1,4 @@
-"""The interactive driver's bookkeeping: rows from a program's calls, collected until they make blocks to
-learn from.
-"""
+"""The interactive driver's bookkeeping: rows from calls, collected until they make blocks to learn from."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ class Actor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the newest row was left by an interrupted call: an observation in the middle of an
-        episode, with no action.
-        """
+        """Whether an interrupted call left the newest row: an observation amid an episode, with no action."""
         return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
@@ -80,15 +76,12 @@ class Actor:
         self.end_here()
 
     def end_here(self) -> None:
-        """End the episode with the newest row, which holds its last observation, even if an interrupted
-        call left it.
-        """
+        """End the episode with the newest row, its last observation, even if an interrupted call left it."""
         self.row += 1
         self.first, self.length = True, 0
 
     def drop_unanswered(self) -> None:
-        """Cut the episode before the newest row's action, whose reward never came: the row keeps only its
-        observation, the last one.
+        """Cut the episode before the newest row's action, whose reward never came; the row is its last one.
 
         The row before it is not flagged if a block has taken it: the row that does not count cuts the
         episode, too.
@@ -125,10 +118,7 @@ class Actor:
         self.end_episode(self.rows[-1].observation if last is None else last)
 
     def fill(self, rows: int) -> None:
-        """Add rows that do not count, until a segment of `rows` is complete.
-
-        Do nothing if there is nothing to complete.
-        """
+        """Add rows that do not count, until a segment of `rows` that has begun is complete."""
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
@@ -177,19 +167,15 @@ class Actors:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for an update, and the last observation of an episode is held for every
-        actor, or for none.
-        """
+        """Whether nothing waits for an update, and the last observations of all actors are held, or none."""
         if self._segments or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
 
     def end_at(self, last: dict[str, np.ndarray], example: Rollout) -> None:
-        """Let the rows begin with the last observations of episodes that were played elsewhere.
+        """Let the rows begin with the last observations `[N, ...]` of episodes played elsewhere.
 
-        Args:
-            last: their last observations `[N, ...]`.
-            example: a block of one actor, or its shapes.
+        `example` is a block of one actor, or its shapes.
         """
         action, extras = jax.tree.map(
             lambda x: np.zeros(x.shape[2:], x.dtype), (example.action, example.extras)
@@ -226,9 +212,7 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Rollout, list[int] | None]]:
-        """Yield complete rollouts `[T, N]`, each with the actor of every segment (N: padding), or None if
-        segment `i` is actor `i`'s.
-        """
+        """Yield complete rollouts `[T, N]`, and each segment's actor (N: padding), or None if in order."""
         n = len(self)
         while len(self._segments) >= n:
             taken, self._segments = self._segments[:n], self._segments[n:]
@@ -253,12 +237,7 @@ class Actors:
         return tree, shapes
 
     def snapshot_like(self, block: Rollout, shapes: dict[str, Any]) -> dict[str, Any]:
-        """Return a tree with the shapes of a snapshot.
-
-        Args:
-            block: shapes of a block `[T, N]`.
-            shapes: what `snapshot` returned beside the tree.
-        """
+        """Return a tree with the shapes of a snapshot, from those of a block `[T, N]` and its other part."""
         one = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
         reward, flag = np.float32(0), np.bool_(False)
         carry = self[0].start_carry
@@ -300,7 +279,6 @@ def _unstack(tree: ActorRow, count: int) -> list[ActorRow]:
 
 
 def _idle(row: ActorRow) -> ActorRow:
-    """Return a row that does not count."""
     action, extras = jax.tree.map(np.zeros_like, (row.action, row.extras))
     return row._replace(
         action=action, extras=extras, reward=0.0, terminated=False, truncated=False, valid=False
@@ -308,7 +286,6 @@ def _idle(row: ActorRow) -> ActorRow:
 
 
 def _filled(rows: list[ActorRow]) -> list[ActorRow]:
-    """Give scalars their storage types."""
     return [
         r._replace(
             reward=np.float32(r.reward),

@@ -393,8 +393,7 @@ class Agent(InteractiveAgent):
         saver: Any = None,
         summarizer: Any = None,
     ) -> Agent:
-        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a
-        training run.
+        """Load an agent: a checkpoint or weights, the newest in a folder, or a run's newest checkpoint.
 
         From a checkpoint the agent continues in the middle of the episodes that were open. If the
         environments begin anew, call `reset()` after loading: it cuts these episodes.
@@ -445,7 +444,6 @@ class Agent(InteractiveAgent):
         return loaded
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
-        """Take weights and counters from a file; the optimizer and the memory start afresh."""
         algorithm, train = self.learner.algorithm, self._engine.train
         weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
         counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
@@ -456,7 +454,6 @@ class Agent(InteractiveAgent):
         )
 
     def _put_learnt(self, train: TrainState) -> None:
-        """Go on with what was learnt elsewhere, without rows that wait."""
         algorithm = self.learner.algorithm
         if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
             train = train._replace(state=algorithm.resumed(train.state, train.counters))
@@ -465,7 +462,6 @@ class Agent(InteractiveAgent):
         self._reported = self.updates
 
     def _resume(self, saved: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint of the same agent."""
         specification = saved.header.get("specification") or {}
         masks = specification.get("spaces", {}).get("masks", ())
         if new := [x for x in masks if x in self.spaces.actions.components and x not in self.spaces.masks]:
@@ -489,7 +485,6 @@ class Agent(InteractiveAgent):
         actors: int | None,
         settings: dict[str, Any],
     ) -> Agent:
-        """Make the agent that a file specifies, untrained."""
         what = f"The checkpoint {str(path)!r}"
         try:
             specification = header["specification"]
@@ -522,7 +517,6 @@ class Agent(InteractiveAgent):
             )
 
     def _take_over(self, saved: checkpoint.Checkpoint, actors: int) -> None:
-        """Restore what was learnt from a checkpoint of another number of actors."""
         fresh = self._engine.train
         if jax.tree.leaves(fresh.memory):
             warnings.warn(
@@ -546,10 +540,7 @@ class Agent(InteractiveAgent):
         self._draws = counts.get("draws", 0)
 
     def _last_observations(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
-        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint.
-
-        Empty if it has none that fit.
-        """
+        """Return the last observations `[N, ...]` in a training run's checkpoint, as far as they fit."""
         arrays: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
@@ -557,7 +548,6 @@ class Agent(InteractiveAgent):
         return arrays if arrays.keys() == self.spaces.observation_components.keys() else {}
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint of the same number of actors."""
         interaction, training = saved.header.get("interaction"), saved.header.get("training", {})
         fresh = self._engine.train
         forgets = interaction is None and not training.get("memory", True)
@@ -590,11 +580,7 @@ class Agent(InteractiveAgent):
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` by name.
-
-    Raises:
-        SpecError: it is no dict, or there is no such setting.
-    """
+    """Return the settings of `config` by name; SpecError: it is no dict, or there is no such setting."""
     if not isinstance(config, Mapping):
         raise value_error("config", "a dict", config)
     return canonical(Settings, config, "config")
@@ -603,11 +589,8 @@ def _settings(config: Any) -> dict[str, Any]:
 def specified(agent: Any) -> dict[str, Any]:
     """Return the arguments of `Agent.create` that a specification stands for, without those that are None.
 
-    `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too.
-
-    Args:
-        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it
-            (`agent`) those that count if the outer one gives none.
+    `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too. A dict or JSON file may
+    hold the arguments beside options, and one in it (`agent`) those that count if the outer one gives none.
 
     Raises:
         SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is
@@ -633,7 +616,6 @@ def specified(agent: Any) -> dict[str, Any]:
 
 
 def _described(environment: Any) -> tuple[Any, Any, int | None]:
-    """Return an environment's states, actions and time limit."""
     if not isinstance(environment, type) and hasattr(environment, "max_episode_timesteps"):
         return environment.states(), environment.actions(), environment.max_episode_timesteps()
     raise value_error(

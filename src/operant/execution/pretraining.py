@@ -1,7 +1,4 @@
-"""Episodes that were played elsewhere, given to an agent as if it had acted in them.
-
-And pretraining from files of such episodes.
-"""
+"""Episodes played elsewhere, given to an agent as if it had acted in them; pretraining from their files."""
 
 from __future__ import annotations
 
@@ -33,18 +30,11 @@ shuffle."""
 
 
 def add_trace(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
-    """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would
-    have stored beside its actions.
+    """Add a trace's episodes to the rows of idle actors, with what the agent would have stored.
 
     Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor
-    hold as much as possible.
-
-    Args:
-        engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
-        actors: of the agent.
-        trace: the episodes.
-        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: the networks
-            compute them.
+    hold as much as possible. `internals` are the recurrent states before each step, leaves `[R, ...]` or a
+    list of them; None: the networks, as they are now, compute them.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
@@ -77,7 +67,6 @@ def add_trace(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tr
 def _recalled(
     engine: CompiledAgent, actor: Actor, observation: Flat, action: Flat, internals: Tree
 ) -> Action:
-    """Return actions with extras, and the recurrent state before each of them."""
     count = len(next(iter(action.values())))
     start = actor.start_carry
     if internals is None and not jax.tree.leaves(start):
@@ -103,10 +92,7 @@ def _padded(x: Any, size: int) -> np.ndarray:
 
 
 def _joined(internals: Tree) -> Tree:
-    """Return recurrent states with a leading axis.
-
-    Those of single steps may come in a list, as `act` gave them.
-    """
+    """Return recurrent states with a leading axis; those of single steps may come in a list."""
     if not (isinstance(internals, list | tuple) and internals):
         return internals
     try:
@@ -125,8 +111,7 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
 
 
 class BehavioralCloning:
-    """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and
-    its values fit the returns.
+    """Imitation: gradient steps that make networks act as a trace does, and values fit the returns.
 
     Args:
         engine: of the agent; its algorithm must have `imitation`.
@@ -193,9 +178,7 @@ class BehavioralCloning:
         return weights, scale
 
     def _count_moments(self, trace: Trace, fresh: np.ndarray) -> None:
-        """Let the steps that are fresh, of whole episodes, enter the running moments of observations and
-        returns.
-        """
+        """Let fresh steps, of whole episodes, enter the running moments of observations and returns."""
         normalized = {name for model in self._models.values() for name in model.normalized}
         if not normalized and self._scale == ():
             return
@@ -211,11 +194,7 @@ class BehavioralCloning:
     def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
         """Go through a trace a number of times, in random order; return the mean loss of the last pass.
 
-        Args:
-            trace: what to imitate.
-            passes: how often.
-            fresh: `[R]`, which of its steps the running moments of observations and returns have not counted
-                yet.
+        The running moments have not counted the steps that are `fresh` `[R]` yet.
         """
         self._count_moments(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
@@ -265,8 +244,7 @@ class BehavioralCloning:
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[tuple[Trace, np.ndarray]]:
-    """Yield, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps
-    `[R]` occur for the first time.
+    """Yield, a number of times, random traces (None: all), joined, and their steps `[R]` that are new.
 
     Args:
         source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
@@ -290,7 +268,6 @@ def draws(
 
 
 def _readers(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
-    """Return functions that each read a trace of a source."""
     if isinstance(source, str) and source.startswith(datasets.PREFIX):
         episodes = datasets.MinariEpisodes(source.removeprefix(datasets.PREFIX), spaces)
         return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]
@@ -298,11 +275,7 @@ def _readers(source: str | Path, extension: str, spaces: Spaces) -> list[Callabl
 
 
 def idle(actors: Actors) -> Actor:
-    """Return the actor whose episode is over and who has had the fewest rows.
-
-    Raises:
-        UsageError: all are in the middle of an episode.
-    """
+    """Return the idle actor with the fewest rows; UsageError: all are in the middle of an episode."""
     free = [actor for actor in actors if actor.first and not actor.acted]
     if not free:
         raise UsageError(

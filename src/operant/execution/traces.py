@@ -155,7 +155,7 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
 
 @contextlib.contextmanager
 def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
-    """Write a whole temporary file, whose name is not that of a trace, and yield its path."""
+    """Write a whole temporary file, not named like a trace, and yield its path."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
@@ -176,11 +176,7 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
 
 
 def read(path: Path, spaces: Spaces) -> Trace:
-    """Read a file.
-
-    Raises:
-        SpecError: it is no trace, or its arrays do not fit the agent; the message names the file.
-    """
+    """Read a file; SpecError: it is no trace, or its arrays do not fit the agent; names the file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -202,11 +198,7 @@ def read(path: Path, spaces: Spaces) -> Trace:
 
 
 def files(directory: str | Path, extension: str = ".npz") -> list[Path]:
-    """Return the traces in a folder, in order.
-
-    Raises:
-        SpecError: there are none.
-    """
+    """Return the traces in a folder, in order; SpecError: there are none."""
     paths = sorted(p for p in Path(directory).glob(f"*{extension}") if not p.name.startswith("."))
     if not paths:
         raise SpecError(
@@ -216,7 +208,7 @@ def files(directory: str | Path, extension: str = ".npz") -> list[Path]:
 
 
 def _named(space: Space, group: str, flat: Flat) -> Flat:
-    """Return components under the names of a file, with numbers as the user counts them (offsets added)."""
+    """Return components under a file's names, with numbers as the user counts them (offsets added)."""
     return {
         (group if space.single else f"{group}/{name}"): flat[name] + leaf.offset
         if leaf.has_offset
@@ -226,7 +218,6 @@ def _named(space: Space, group: str, flat: Flat) -> Flat:
 
 
 def _nested(space: Space, group: str, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the arrays of a file in the structure of a space."""
     if space.single:
         return arrays[group]
     tree: dict[str, Any] = {}
@@ -267,16 +258,10 @@ class RecorderConfig(Config):
 
 
 class Recorder:
-    """Writes what actors do to trace files.
+    """Writes what actors do to trace files; if one other than the last fails, its episodes are dropped.
 
-    If one other than the last cannot be written, this is only a warning; its episodes are dropped.
-
-    Args:
-        config: its options.
-        spaces: of the agent.
-        actors: how many act.
-        episodes: how many ended already: numbers continue from there, and from the folder's files. No file is
-            replaced, whoever else writes there: if a name is taken, the next one is used.
+    Numbers continue from `episodes` that ended already, and from the folder's files. No file is replaced,
+    whoever else writes there: if a name is taken, the next one is used.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -294,10 +279,7 @@ class Recorder:
         self._pending[actor] = (observation, action)
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note its reward.
-
-        At the end of an episode, also the observation after its last action if it is known.
-        """
+        """Note its reward, and at an episode's end the observation after its last action, if known."""
         step = self._pending[actor]
         if step is not None:  # else it acted before this recorder was made: the agent was loaded
             self._running[actor].append((*step, reward, terminal))
@@ -341,7 +323,6 @@ def file_name(number: int) -> str:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of a folder's trace files."""
     names = (path.name for path in folder.glob("trace-*.npz"))
     return [int(match[1]) for name in names if (match := re.fullmatch(r"trace-(\d+)\.npz", name))]
 

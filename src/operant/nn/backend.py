@@ -1,7 +1,6 @@
-"""The door to Keras: nothing else in operant imports it, and this module does so only when asked.
+"""The door to Keras: nothing else in operant imports it, and this module only when asked.
 
-Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it
-first.
+Its backend is fixed for the life of the process by whoever loads it first.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from operant.errors import BackendError
 
 
 def keras() -> Any:
-    """Return the Keras module, running on JAX.
-
-    The first call sets ``KERAS_BACKEND`` to ``jax`` and loads Keras, unless the program has loaded it
-    already.
+    """Return the Keras module, which the first call loads on JAX unless the program has loaded it already.
 
     Raises:
         BackendError: the program has loaded Keras on another backend.

@@ -33,8 +33,7 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         """Load weights from a run's `checkpoints`, or from a file of Keras's own (`.weights.h5`).
 
         Raises:
-            CheckpointError: there is no such file, it is of another kind or damaged, or it is of another
-                network.
+            CheckpointError: there is no such file, or it is of another kind or network, or damaged.
         """
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
@@ -73,7 +72,6 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
 
 
 def _expect_file(path: str | Path) -> None:
-    """Refuse what is not a file of Keras weights."""
     if not Path(path).exists():
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):

@@ -1,7 +1,7 @@
 """Keras optimizers as operant's options, and back.
 
-A Keras optimizer is read, not run: its class and numbers say which of `operant.ops.optimise` to use. Numbers
-keep their meaning, down to where ε stands in the denominator.
+They are read, not run: class and numbers say which of `operant.ops.optimise` to use, with the same meaning,
+down to where ε stands in the denominator.
 """
 
 from __future__ import annotations
@@ -48,17 +48,13 @@ def is_keras(value: Any) -> bool:
 
 
 def options_of(optimizer: Any) -> dict[str, Any]:
-    """Return a Keras optimizer as options of an agent.
+    """Return an optimizer of Keras (or what `keras.optimizers.get` reads) as options of an agent.
 
     Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from
     `global_clipnorm`); the rest stays with the name in `optimizer`.
 
-    Args:
-        optimizer: an optimizer of `keras.optimizers`, or anything that `keras.optimizers.get` reads.
-
     Raises:
-        SpecError: its class, its schedule or an argument has no counterpart; the message says what to give
-            instead.
+        SpecError: its class, its schedule or an argument has no counterpart; says what to give instead.
     """
     k = keras()
     if not isinstance(optimizer, k.optimizers.Optimizer):
@@ -103,7 +99,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _learning_rate(value: Any) -> tuple[float, dict[str, Any] | None]:
-    """Return the first learning rate and, if it changes, the schedule of its factors over gradient steps."""
+    """Return the first learning rate, and the schedule of its factors over gradient steps, if any."""
     if not isinstance(value, Mapping):
         # Keras keeps it as float32; the shortest decimal that means the same is what the user wrote.
         return float(str(np.float32(value))), None

@@ -22,7 +22,6 @@ TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCross
 
 
 def _index(name: str, value: Any) -> Any:
-    """Return a whole number, which unlike a count may be 0 or negative, checked."""
     number = as_whole(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise value_error(name, "a whole number", value)
@@ -81,7 +80,6 @@ class Retrieve(Layer):
         return self.axis % rank
 
     def _alike(self, tensors: list[Any]) -> list[Any]:
-        """Bring tensors to one shape (except along the joined axis)."""
         ops = keras().ops
         shapes = [tuple(x.shape[1:]) for x in tensors]
         rank = max(map(len, shapes))
@@ -193,11 +191,7 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
 
 
 def config(layer: Any) -> dict[str, Any]:
-    """Return the configuration of a Keras layer or model as JSON data.
-
-    Raises:
-        SpecError: its class cannot say how it was made.
-    """
+    """Return a Keras layer's or model's configuration as JSON data; SpecError: it cannot be said."""
     try:
         text = json.dumps(keras().saving.serialize_keras_object(layer))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -209,9 +203,7 @@ def config(layer: Any) -> dict[str, Any]:
 
 
 def _uncompiled(text: str) -> dict[str, Any]:
-    """Read a configuration from JSON without what models were compiled with: an optimizer is not part of a
-    network.
-    """
+    """Read a configuration from JSON, without the optimizer that models were compiled with."""
     data: dict[str, Any] = json.loads(
         text, object_hook=lambda d: {key: value for key, value in d.items() if key != "compile_config"}
     )
@@ -219,7 +211,7 @@ def _uncompiled(text: str) -> dict[str, Any]:
 
 
 def from_config(data: Mapping[str, Any]) -> Any:
-    """Make a Keras layer or model from its configuration, in safe mode: the data may hold no code.
+    """Make a Keras layer or model from its configuration, in safe mode.
 
     Raises:
         SpecError: the configuration is not understood, or holds code.
@@ -315,9 +307,7 @@ def read(spec: Any, label: str) -> Layer:
 
 
 def _registered(path: Any) -> type | None:
-    """Return the class at this import path if the program has registered it with Keras: nothing needs to
-    be imported then.
-    """
+    """Return the class at this import path if the program has registered it with Keras."""
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
     cls = getattr(sys.modules.get(module), name, None) if module else None
     registered = isinstance(cls, type) and any(
@@ -330,8 +320,7 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
     """Add a layer to a graph.
 
     Raises:
-        SpecError: its input does not fit; the message names the place, the shape it needs and the shape it
-            gets.
+        SpecError: its input does not fit; names the place, the shape it needs and the shape it gets.
     """
     if not layer.raw:
         x = graph.encode(x)
@@ -378,7 +367,6 @@ def _retrieved(graph: Graph, layer: Retrieve, label: str) -> Any:
 
 
 def _whole_input(graph: Graph, label: str) -> Any:
-    """Return the only component, or all of them as one vector if none has axes that would be lost."""
     tensors = [graph.retrieve(name) for name in graph.inputs]
     if len(tensors) == 1:
         x = tensors[0]

@@ -105,7 +105,6 @@ class AutoNetwork:
 
     @property
     def _size(self) -> int | None:
-        """Width of every dense layer, if one is given for all."""
         return self.size if isinstance(self.size, int) else None
 
     def _dense(self, graph: Graph, x: Any, size: int, usual: str) -> Any:
@@ -113,7 +112,6 @@ class AutoNetwork:
         return self._activated(graph, x, layers.Dense(size=size, activation=self.activation or usual))
 
     def _activated(self, graph: Graph, x: Any, layer: layers.KernelLayer) -> Any:
-        """Add a layer; with `norm` its activation comes after the normalisation."""
         if self.norm is None:
             return layer(graph, x)
         x = dataclasses.replace(layer, activation="none")(graph, x)
@@ -260,7 +258,6 @@ class InputPreprocessing:
 
 
 def _stack(spec: Any, label: str) -> tuple[layers.Layer, ...]:
-    """Read one layer, a list of layers, or None."""
     if spec is None:
         return ()
     listed = spec if isinstance(spec, list | tuple) else [spec]
@@ -275,9 +272,7 @@ class KerasModel:
 
     @classmethod
     def parse(cls, model: Any) -> KerasModel:
-        """Read a model, a configuration, a function or class that returns a model, or the path of a .keras
-        file.
-        """
+        """Read a model, its configuration, a function or class that returns one, or a .keras file."""
         k = keras()
         if isinstance(model, Mapping):  # as in a checkpoint, whose weights come later
             return cls(from_config(model))
@@ -303,9 +298,7 @@ def _name(model: Any) -> str:
 
 
 def _refuse_foreign(model: Any) -> None:
-    """Refuse a network of another library, known by the package of its class: it looks like a function
-    that returns a model.
-    """
+    """Refuse a network of another library, by its class's package: it looks like a maker of one."""
     classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
     for cls in classes:
         if (library := NETWORK_LIBRARIES.get(cls.__module__.partition(".")[0])) is not None:
@@ -343,9 +336,7 @@ NETWORKS: Registry[Any] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class SavedNetwork:
-    """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as
-    data only.
-    """
+    """A network in a file, which may be somebody else's: whenever it is read, it is data only."""
 
     network: str | list[Any] | Mapping[str, Any]
     """What `to_spec` returned, or a name."""
@@ -353,20 +344,13 @@ class SavedNetwork:
     """The file, for messages."""
 
     def parse(self) -> Parsed:
-        """Read it.
-
-        Raises:
-            SpecError: it is no network, or names something to import or to open.
-        """
+        """Read it; SpecError: it is no network, or names something to import or to open."""
         with data_only(self.source, "Give the network yourself, if you trust it."):
             return parse(self.network)
 
 
 def written(network: Any) -> Any:
-    """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for.
-
-    Any other network as it is.
-    """
+    """Return the dict that `'auto'` or a list of widths stands for; other networks as they are."""
     if isinstance(network, SavedNetwork):
         form = written(network.network)
         return form if isinstance(form, Mapping) and form.get("type") == "auto" else network
@@ -382,11 +366,7 @@ def _is_width(value: Any) -> bool:
 
 
 def parse(network: Any) -> Parsed:
-    """Read a network in any of its forms.
-
-    Raises:
-        SpecError: it has none of them; the message lists them.
-    """
+    """Read a network in any of its forms; SpecError: it has none of them, which the message lists."""
     if isinstance(network, Parsed):
         return network
     network = written(network)

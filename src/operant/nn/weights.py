@@ -96,17 +96,13 @@ def write(model: Any, values: Mapping[str, Any]) -> None:
 
 
 def adapted(model: Any) -> list[Any]:
-    """Return the layers of a Keras model, at any depth, that compute with copies of their weights: Keras's
-    `Normalization`.
-    """
+    """Return a model's layers, at any depth, that compute with copies of their weights: `Normalization`."""
     return [x for x in model._flatten_layers() if isinstance(x, keras().layers.Normalization)]
 
 
 @contextlib.contextmanager
 def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Have the layers from `adapted` compute with these values, (variable, array), instead of with their
-    copies.
-    """
+    """Have the layers from `adapted` compute with these (variable, array) values, not their copies."""
     kept = [(layer, layer.mean, layer.variance) for layer in layers]
     with keras().StatelessScope(state_mapping=values):
         for layer in layers:
@@ -119,7 +115,7 @@ def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterato
 
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
-    """Return the variables of a Keras model with unique names that do not depend on what was made before it.
+    """Return a Keras model's variables by names that do not depend on what was made before it.
 
     Keras numbers layers through the whole process (``dense_7``); here numbers start anew in each model.
     """
@@ -136,7 +132,6 @@ def named_variables(model: Any) -> list[tuple[str, Any]]:
 
 
 def _walk(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield layers with the prefix of their weights' names, inner ones first."""
     k = keras()
     taken: set[str] = set()
     for layer in model.layers:

@@ -17,12 +17,7 @@ Run = Callable[[Flat], Mapping[str, Any]]
 
 
 class ExportedPolicy:
-    """A policy that acts and does not learn. Made by `load_policy`.
-
-    Args:
-        interface: its inputs and outputs.
-        run: computes outputs from inputs, by name.
-    """
+    """A policy that acts and does not learn. Made by `load_policy`; `run` computes outputs by name."""
 
     def __init__(self, interface: Interface, run: Run) -> None:
         self.interface = interface
@@ -64,14 +59,9 @@ class ExportedPolicy:
         return emitted if internals is None else (emitted, _nested(after) if after else ())
 
     def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
-        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by
-        path.
+        """Act in a vector of environments: on stored observations `[n, ...]`, with internals by path.
 
-        Args:
-            observation: flat, as vector environments return it.
-            internals: those after the previous row.
-            first: `[n]`, True where an episode begins, so that the internals start anew.
-            row: number of the call; not used here.
+        Where `first` `[n]` is True an episode begins, and the internals start anew; `row` is not used.
         """
         begun = {
             path: np.where(first.reshape(-1, *[1] * x.ndim), x[None], internals[path])

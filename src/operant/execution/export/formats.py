@@ -28,15 +28,7 @@ ROWS = 64
 def write(
     directory: str | Path, name: str, format: str, learner: Learner, acting: PolicyState, agent: str
 ) -> Path:
-    """Write the policy of an agent, and the description of its inputs and outputs beside it.
-
-    Args:
-        directory: where; made if missing.
-        name: the file's name, without suffix.
-        format: of `FORMATS`.
-        learner: the agent's.
-        acting: its parameters, as acting takes them.
-        agent: its name, for the description.
+    """Write the policy of an agent (`name` without suffix), and the description of its inputs beside it.
 
     Raises:
         SpecError: a layer cannot be converted, or the directory is a file.
@@ -59,9 +51,7 @@ def _replace(final: Path, data: bytes) -> None:
 
 
 def stablehlo(function: PolicyFunction) -> bytes:
-    """Return a function as `jax.export.deserialize` reads it: from a dict of inputs to a dict of outputs
-    by name.
-    """
+    """Return a function, from dict to dict, as `jax.export.deserialize` reads it."""
     require("stablehlo", "flatbuffers")
     with _without_locations():
         exported = export.export(jax.jit(function), platforms=PLATFORMS)(function.shapes)
@@ -117,7 +107,7 @@ def onnx(function: PolicyFunction) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the converter's notes about shapes that it infers later on."""
+    """Silence the converter's notes about shapes."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -17,11 +17,7 @@ from operant.types import Action, Array, Arrays, Tree
 
 
 class PolicyFunction:
-    """Deterministic acting with an agent's parameters as they are now.
-
-    Args:
-        learner: the agent's.
-        acting: what its acting needs.
+    """Deterministic acting with an agent's parameters (`acting`) as they are now.
 
     Raises:
         UsageError: the agent draws its actions even when it should act deterministically.
@@ -90,7 +86,7 @@ class PolicyFunction:
         return flat
 
     def _refuse_chance(self) -> None:
-        """Refuse a policy whose actions depend on the noise of acting even without exploration."""
+        """Refuse a policy whose actions depend on noise even without exploration."""
         noise = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.batch, *x.shape[1:]), x.dtype), self._noise)
         traced = jax.make_jaxpr(lambda noise, inputs: self._outputs(self._act(inputs, noise)))(
             noise, self.shapes

@@ -1,5 +1,4 @@
-"""Inputs and outputs of an exported policy: their names, shapes and types, as the JSON file beside it holds
-them.
+"""Inputs and outputs of an exported policy, as the JSON file beside it holds them.
 
 All of them are arrays whose first axis is the batch, in the environment's units and in the types that agents
 store:

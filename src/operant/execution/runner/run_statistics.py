@@ -25,7 +25,7 @@ class RunStatistics:
         self._begin_run()
 
     def _begin_run(self, mean_horizon: int = 1) -> None:
-        """Start with zeros and new lists; the bar's figures are means over so many episodes."""
+        """Start anew; the bar's figures are means over `mean_horizon` episodes."""
         self.mean_horizon = mean_horizon
         self.timesteps = 0
         """Timesteps of this run, without those of an evaluation environment."""
