@@ -41,10 +41,7 @@ class State(NamedTuple):
 
 
 def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Rollout) -> tuple[Array, Metrics]:
-    """Return the loss on a block, and metrics.
-
-    One pass gives values, returns and the policy (see `steady`).
-    """
+    """Return the loss on a block, and metrics; one pass gives values, returns and policy (see `steady`)."""
     c = algorithm.config
     variables = {"params": params, "state": frozen}
     outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)

@@ -76,9 +76,7 @@ class ActionElement(NamedTuple):
 
 
 class GradientOutputs(NamedTuple):
-    """Outputs through which the loss's gradient flows: those of the network in training, if that differs
-    from the one in use.
-    """
+    """Outputs through which the loss's gradient flows: of the network in training, if not as in use."""
 
     policy: Categorical
     q: Array
@@ -236,10 +234,7 @@ class ACER:
         return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode).
-
-        Extras are the log-probabilities and recurrent state that replay needs.
-        """
+        """Draw from the policy (or take its mode); extras are what replay needs."""
         outputs, after = self.model.apply(acting, observation, carry)
         action: Arrays = {}
         extras: dict[str, Tree] = {"log_probs": {}}
@@ -275,8 +270,7 @@ class ACER:
         moved: GradientOutputs,
         block: Rollout,
     ) -> Arrays:
-        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E`
-        elements.
+        """Return the parts of one action's loss before averaging, `[T, B, E]` for its `E` elements.
 
         What is constant in the loss is computed from `outputs`, those of the network as in use.
         """
@@ -361,7 +355,6 @@ class ACER:
         return state, memory, {**metrics, **watched}
 
     def _step(self, state: State, block: Rollout, key: Key) -> tuple[State, Metrics]:
-        """Take one gradient step and move the average."""
         params, variables = state.variables["params"], self.model.learning(state.variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, state._replace(variables=variables), self, block

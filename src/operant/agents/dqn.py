@@ -88,10 +88,7 @@ class State(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of networks for the `B` transitions of a batch.
-
-    Leaves `[B, *action shape, values, *atoms]` by action.
-    """
+    """Outputs of networks for a batch of `B` transitions: `[B, *action shape, values, *atoms]` by action."""
 
     online: Arrays
     """Online network, of `observation`."""
@@ -104,10 +101,7 @@ class Outputs(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch, with the priorities `[B]` and metrics.
-
-    The key is for noise in the network.
-    """
+    """Return the mean loss of a batch, with priorities `[B]` and metrics; the key is for noise."""
 
     def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
@@ -122,9 +116,7 @@ def loss(
 def sequence_loss(
     learned: Tree, state: State, algorithm: DQN, block: Rollout, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities
-    `[sequence_length B]`.
-    """
+    """Return `loss` of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
@@ -187,7 +179,6 @@ class DQN(QLearner):
         return algorithm
 
     def _check_sequences(self) -> None:
-        """Refuse priorities, and a memory too small for a sequence of every actor."""
         c = self.config
         if c.prioritized:
             raise SpecError(
@@ -198,9 +189,7 @@ class DQN(QLearner):
 
     @property
     def sequence_rows(self) -> int:
-        """Rows of a replayed sequence: the burn-in, those that are learnt from, and the rest of the last
-        n-step return.
-        """
+        """Rows of a replayed sequence: burn-in, those learnt from, the rest of the last n-step return."""
         return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
@@ -255,16 +244,12 @@ class DQN(QLearner):
         return {"params": params, "sigma": state.noise.sigma} if self.config.noisy else params
 
     def _put(self, state: State, learned: Tree) -> State:
-        """Put what gradients changed back into the state: the inverse of `learned`."""
         params = learned["params"] if self.config.noisy else learned
         noise = state.noise._replace(sigma=learned["sigma"]) if self.config.noisy else state.noise
         return state._replace(variables={**state.variables, "params": params}, noise=noise)
 
     def perturbed(self, learned: Tree, key: Key, *path: Any) -> Tree:
-        """Return the parameters to call the network with.
-
-        With `noisy` those under the noise of the key at `path`.
-        """
+        """Return the parameters to call the network with; with `noisy`, under the noise of the key."""
         if not self.config.noisy:
             return learned
         return perturbed(learned["params"], learned["sigma"], fold(key, *path))
@@ -299,7 +284,6 @@ class DQN(QLearner):
         return self._sync(state, block, counters), memory, metrics
 
     def _replay(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
-        """Take the gradient steps, none before the memory is ready."""
         c, optimizer = self.config, updates.optimizer(self.config)
         keys = key_of_step(key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps))
         gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
@@ -330,9 +314,7 @@ class DQN(QLearner):
         return state, memory, metrics
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
-        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of
-        sequences.
-        """
+        """Draw what a gradient step learns from: a `Transition`, or a `Rollout` of sequences."""
         c, replay = self.config, self.memory
         scale = functools.partial(updates.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:

@@ -106,10 +106,7 @@ class ModularPolicyState(NamedTuple):
 
 
 def _network(config: Config, network: Any, spaces: Spaces) -> Any:
-    """Return a network preceded by the preprocessing of states, if any.
-
-    Layers without a state's name are for every float state.
-    """
+    """Return a network behind the preprocessing of states; layers of no state are for every float one."""
     layers = config.state_preprocessing
     if layers is None:
         return network
@@ -119,7 +116,6 @@ def _network(config: Config, network: Any, spaces: Spaces) -> Any:
 
 
 def _served(config: Config, spaces: Spaces) -> None:
-    """Refuse actions that the objective, or its exploration, cannot serve."""
     name = f"modular with objective={config.objective!r}"
     if config.objective == "action_value":
         require(spaces, name, {"int", "bool"}, serving(spaces))
@@ -200,7 +196,7 @@ class Modular:
         return tuple(name for name, model in self.models.items() if model.recurrent)
 
     def _optimizers(self) -> tuple[optimise.Optimizer, optimise.Optimizer]:
-        """Return the optimizer of the policy (and of what is learned with it), and the baseline's own."""
+        """Return the policy's optimizer (and of what is learned with it), and the baseline's own."""
         c = self.config
         name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
         lr = c.lr if c.baseline_lr is None else c.baseline_lr
@@ -231,14 +227,12 @@ class Modular:
         )
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
-        """Return, by model, the parameters of the policy's optimizer and those of the baseline's own."""
         params = self.params(state)
         if not self.separate:
             return params, {}
         return {"model": params["model"]}, {"baseline": params["baseline"]}
 
     def _synced(self, state: State) -> State:
-        """Copy parameters to the targets, if there are any."""
         return state._replace(target=jax.tree.map(jnp.copy, self.objective.followed(self.params(state))))
 
     def params(self, state: State) -> dict[str, Tree]:
@@ -272,9 +266,7 @@ class Modular:
         return state._replace(update_count=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> ModularPolicyState:
-        """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew
-        for every block.
-        """
+        """Acting needs the network and, with `variable_noise`, a noisy copy of it for every block."""
         baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
             return ModularPolicyState(state.variables, (), baseline)
@@ -298,10 +290,7 @@ class Modular:
     def act(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
     ) -> Action:
-        """Draw actions and explore, or take the best; a recurrent baseline's state is carried along.
-
-        Extras are the states before.
-        """
+        """Draw actions and explore, or take the best; extras are all recurrent states before."""
         amount = self.config.exploration
         outputs, network_carry = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
@@ -310,16 +299,13 @@ class Modular:
         return self._with_carries(acting, observation, carry, network_carry, action)
 
     def recall(self, acting: ModularPolicyState, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have returned, had it chosen these actions: what a baseline remembers
-        may depend on them.
-        """
+        """Return what `act` would have, had it chosen these actions, which a baseline may remember."""
         network_carry = self._forward(acting, observation, carry, True)[1]
         return self._with_carries(acting, observation, carry, network_carry, action)
 
     def _forward(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, explore: bool
     ) -> tuple[Arrays, Tree]:
-        """Return the network's outputs and its state after them."""
         variables = acting.variables
         if explore and acting.exploring != ():
             variables = {**variables, "params": acting.exploring}
@@ -334,9 +320,7 @@ class Modular:
         network_carry: Tree,
         action: Arrays,
     ) -> Action:
-        """Return an action with the recurrent states of all networks: those before it as extras, those
-        after it as carry.
-        """
+        """Return an action with all networks' recurrent states: before it as extras, after it as carry."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"model": network_carry} if "model" in self.recurrent else {}
@@ -346,14 +330,12 @@ class Modular:
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
-        """Return the timesteps or episodes so far, whichever `unit` says."""
         return (
             counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
         )
 
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
-        """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes
-        late.
+        """Return whether an update is due, timesteps or episodes so far, and by how many it is late.
 
         All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency`
         after the last one, but not before `start`, and is late by what has passed since both.
@@ -413,16 +395,13 @@ class Modular:
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
     def prepared(self, state: State, late: Array | int = 0) -> BatchPreparation:
-        """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes
-        late.
-        """
+        """Return what prepares the rows of an update that is so many timesteps or episodes late."""
         return BatchPreparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
             self.params(state), self.frozen(state), state.target, state.reward_scale, late
         )  # fmt: skip
 
     def _improve(self, state: State, memory: Tree, late: Array, keys: Key) -> tuple[State, Metrics]:
-        """Make one update with three keys."""
         c, objective, impl = self.config, self.objective, jax.random.key_impl(keys)
         rows, counts, metrics = self.prepared(state, late).batch(memory, keys[0])
         together, separate = self._learned(state)
@@ -519,7 +498,6 @@ class Modular:
         return TrainingPass(None if used else noisy, averaged, trained)
 
     def _plan(self, frozen: Tree) -> UpdatePlan:
-        """Return how gradient steps are taken."""
         c, objective = self.config, self.objective
         plan = UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
         if c.gradient == "natural":

@@ -81,9 +81,7 @@ def loss(
 
 
 def normalised(model: Any) -> Any:
-    """Return a network's specification, with layer normalisation if it is an 'auto' one that does not say
-    otherwise.
-    """
+    """Return a network, with layer normalisation if it is an 'auto' one that does not say."""
     spec = written(model)
     return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
@@ -97,10 +95,7 @@ class PQN(QLearner):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
-        """Build the network.
-
-        Refuse float actions, and blocks that cannot be divided into the minibatches asked for.
-        """
+        """Build the network; refuse float actions, and blocks that the minibatches do not divide."""
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         algorithm = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
         if algorithm.model.recurrent:

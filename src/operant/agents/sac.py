@@ -73,9 +73,7 @@ def critic_loss(
 def actor_loss(
     params: Tree, state: State, algorithm: SAC, critics: tuple[Tree, Tree], batch: ReplayBatch, noise: Arrays
 ) -> tuple[Array, Array]:
-    """Return L_actor, with the critics as they are after their step, and the entropy, -mean log π; the
-    state is from `learning`.
-    """
+    """Return L_actor and entropy, -mean log π, with the critics after their step; state of `learning`."""
     outputs = algorithm.outputs({**state.actor, "params": params}, batch.now)
     action, log_prob = algorithm.draw(outputs, noise)
     value = jnp.minimum(*algorithm.values(state, critics, batch.now, action))
@@ -156,9 +154,7 @@ class SAC(ContinuousActorCritic):
         return self.draw(outputs, noise)[0]
 
     def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
-        """Return actions in units, and their log-probability `[*B]`, summed over all elements that are
-        `free`.
-        """
+        """Return actions in units, and their log-probability `[*B]`, over all elements that are `free`."""
         parts: Any = self.policy.distribution(outputs).parts
         actions, log_probs = {}, []
         for name, part in parts.items():

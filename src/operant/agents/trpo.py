@@ -160,10 +160,7 @@ class TRPO(ActorCritic):
     def take(
         self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
     ) -> Action:
-        """Take the action that `choose` picks from the actor's policy.
-
-        A recurrent critic is carried along.
-        """
+        """Take the action that `choose` picks from the actor's policy, and carry a recurrent critic along."""
         carries = carry if self.recurrent else {"actor": (), "critic": ()}
         action = super().take(acting["actor"], observation, carries["actor"], choose)
         if not self.recurrent:
@@ -264,9 +261,7 @@ class TRPO(ActorCritic):
         }
 
     def _fisher(self, outputs: Outputs, params: Array, block: Rollout) -> Callable[[Array], Array]:
-        """Return the product of a vector with the damped Fisher matrix, estimated on every
-        `fvp_n_steps`-th row.
-        """
+        """Return a vector's product with the damped Fisher matrix, of every `fvp_n_steps`-th row."""
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
         if self.model.recurrent:  # it needs the rows in between as well
@@ -287,7 +282,6 @@ class TRPO(ActorCritic):
     def _fit(
         self, critic: Tree, opt_state: Tree, carry: Tree, fit: CriticBatch, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
-        """Take all gradient steps of the critic in one scan."""
         c, optimizer = self.config, updates.optimizer(self.config)
 
         def step(carry: tuple[Tree, Tree], part: Minibatch) -> tuple[tuple[Tree, Tree], Metrics]:

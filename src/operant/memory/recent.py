@@ -1,5 +1,4 @@
-"""Memory of the newest rows of every actor, in time order: what algorithms that use fresh experience learn
-from.
+"""Memory of the newest rows of every actor, in time order, for algorithms of fresh experience.
 
 Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a
 replay memory it also holds the observation that followed the newest row, so that nothing has to wait for the
@@ -21,10 +20,7 @@ from operant.types import Array, Arrays, Rollout, Tree
 
 
 class RecentState(NamedTuple):
-    """Contents of a memory: rings of `L + 1` slots, time first.
-
-    The slot after the newest row holds only an observation.
-    """
+    """Contents of a memory: rings of `L + 1` slots, time first; after the newest row only an observation."""
 
     next: Int[Array, " N"]
     """Slot of the row to be written next."""
@@ -154,6 +150,5 @@ class Recent:
         return state.total - state.arrived[self._order(state)[:-1], column]
 
     def _order(self, state: RecentState) -> Int[Array, "L+1 N"]:
-        """Return the slots of each actor from the oldest row to that of the observation after the newest."""
         slots = self.length + 1
         return (state.next[None] + 1 + jnp.arange(slots, dtype=jnp.int32)[:, None]) % slots

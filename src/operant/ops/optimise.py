@@ -51,9 +51,7 @@ class Optimizer(NamedTuple):
         return self.transformation.init(self.form(params))
 
     def form(self, tree: Tree) -> Tree:
-        """Return parameters or gradients in the form that the transformation works on: one vector, or the
-        tree.
-        """
+        """Return parameters or gradients as the transformation works on them: one vector, or the tree."""
         return jax.flatten_util.ravel_pytree(tree)[0] if self._flat(tree) else tree
 
     def unform(self, value: Tree, like: Tree) -> Tree:
@@ -278,9 +276,7 @@ def optimizer(
 def without_decay(
     name: str | Mapping[str, Any] | CustomOptimizer,
 ) -> str | Mapping[str, Any] | CustomOptimizer:
-    """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight
-    decay, no layerwise scale.
-    """
+    """Return an optimizer whose steps do not depend on parameters' size: no decay, no layerwise scale."""
     if isinstance(name, CustomOptimizer):
         return name
     arguments = (

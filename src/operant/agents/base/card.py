@@ -65,16 +65,13 @@ class Card(Mapping[str, Any]):
 
 @functools.cache
 def _trainer(agent: str) -> type:
-    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed
-    options.
-    """
+    """Return the class that trains an agent: its algorithm's, or one with the agent's fixed options."""
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
     trainer: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
     return trainer
 
 
 def _files(owner: str, slot: str) -> dict[str, list[str]]:
-    """Return the files of an agent that has some of its own, or of a module."""
     named = _table().get(owner, {}).get(slot, {})
     return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
 

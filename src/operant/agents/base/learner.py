@@ -64,10 +64,7 @@ def with_empty_buffer(train: TrainState) -> TrainState:
 
 
 class Learner:
-    """An algorithm with its memory: `init`, `act`, `update`.
-
-    Static; everything that changes is in `TrainState`.
-    """
+    """An algorithm with its memory: `init`, `act`, `update`. All that changes is in `TrainState`."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -85,7 +82,7 @@ class Learner:
         return isinstance(self.algorithm.memory, Replay)
 
     def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
-        """Return the traced options of a config as one vector (default: the algorithm's own).
+        """Return the traced options of a config (default: the algorithm's) as one vector.
 
         Compiled functions take this vector, so that another learning rate does not compile again.
         """
@@ -98,10 +95,7 @@ class Learner:
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
     def scaled_lr(self, train: TrainState, factor: float) -> tuple[TrainState, float, float]:
-        """Multiply the learning rates in force (`lr`, and those of single models).
-
-        Return the train, the old and the new `lr`.
-        """
+        """Multiply the learning rates in force (of single models, too); return the train and both `lr`."""
         config = self.algorithm.config
         if "lr" not in self.names:  # nothing is learned
             return train, 0.0, 0.0
@@ -115,17 +109,13 @@ class Learner:
         return train._replace(hyper=hyper), old, old * factor
 
     def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options, after `now` has applied the
-        schedules.
-        """
+        """Return the algorithm with these numbers, to which `now` applied schedules, as traced options."""
         config = self.algorithm.config
         put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
     def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
-        """Return the traced options as they are at these counters: the factor of one with a schedule
-        becomes the value.
-        """
+        """Return the traced options at these counters: a schedule's factor becomes the value."""
         scheduled = {
             i: getattr(self.algorithm.config, name)
             for i, name in enumerate(self.names)
@@ -180,10 +170,7 @@ class Learner:
         )
 
     def start_carry(self, n: int | None = None) -> Tree:
-        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays.
-
-        Of `n` actors with a leading axis.
-        """
+        """Return the recurrent state of one actor at the start of an episode, or of `n`, as NumPy arrays."""
         carry = jax.device_get(self.algorithm.initial_carry(1 if n is None else n))
         return carry if n is not None else jax.tree.map(lambda x: x[0], carry)
 
@@ -213,8 +200,7 @@ class Learner:
 
     @functools.cached_property
     def independent_noise(self) -> Callable[[Key, np.uint32, int], Tree]:
-        """Function that returns the randomness of a draw with this number outside of the run, for `n`
-        observations.
+        """Function that returns the randomness of a numbered draw outside of the run, for `n` observations.
 
         A program of its own: XLA on CPU takes up to four times as long for one that draws and acts.
         """
@@ -324,15 +310,10 @@ class Learner:
         segments: Array | None = None,
         stored: bool = False,
     ) -> tuple[TrainState, Metrics]:
-        """Learn from the next block: put it into the memory, update once, count.
+        """Learn from the next block `[T, N]`: put it into the memory, unless `stored`, update once, count.
 
-        Args:
-            train: the run.
-            block: `[T, N]`.
-            key: of `update_key`.
-            segments: the actor of each segment; an actor may have two, and `N` stands for none. None: segment
-                i is actor i's.
-            stored: whether the memory already holds the block.
+        `key` is that of `update_key`. `segments` are the actors of segments; one may have two, and `N` stands
+        for none; None: segment i is actor i's.
 
         Raises:
             SpecError: there are more than `METRIC_SLOTS` metrics.
@@ -364,9 +345,7 @@ class Learner:
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
     def mask_padding(self, block: Rollout) -> Rollout:
-        """Return a block as losses read it: without its padding, if a network standardises by all rows
-        (see `updates.mask_padding`).
-        """
+        """Return a block as losses read it: without padding, if a network standardises by all rows."""
         if any(model.averages for model in self.algorithm.models.values()):
             return updates.mask_padding(block, self.algorithm.spaces)
         return block

@@ -123,9 +123,7 @@ class UpdateCounter(Protocol):
         ...
 
     def resumed(self, state: Tree, counters: Counters) -> Tree:
-        """Return a state that continues counting from these counters, as if the last update had just been
-        made.
-        """
+        """Return a state that counts on from these counters, as if the last update had just been made."""
         ...
 
 
@@ -136,10 +134,7 @@ def config_type(algorithm: type[Algorithm]) -> type[Config]:
 
 
 def counted(count: Array, more: Array) -> Array:
-    """Add to a counter, uint32 `[]`.
-
-    On overflow it continues from 2^31: schedules stay at their ends, multiples still come.
-    """
+    """Add to a counter, uint32 `[]`; beyond it continues from 2^31: schedules end, multiples still come."""
     total = count + more
     return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 

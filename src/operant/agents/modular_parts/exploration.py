@@ -46,9 +46,7 @@ def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Array
 
 
 def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
-    """Return parameters with Gaussian noise added: Plappert et al. 2018, "Parameter Space Noise for
-    Exploration", without its adaptation.
-    """
+    """Return parameters with Gaussian noise added: Plappert et al. 2018, without its adaptation."""
     keys = jax.random.split(key, max(len(params), 1))
 
     def moved(x: Array, key_of_leaf: Key) -> Array:

@@ -59,8 +59,7 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
-    """Return how many rows per actor the newest `batch_size` timesteps or episodes may take, with `warmup`
-    rows before them.
+    """Return how many rows per actor a batch of the newest steps or episodes may take, and `warmup` more.
 
     One of several actors may contribute twice its share of timesteps: last observations are rows too, so
     actors get out of step, and a block may hold one of them twice. And an update may come late, since all of
@@ -94,10 +93,7 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
 
 
 def _room(config: ModularConfig, count: int, warmup: int) -> int | None:
-    """Return the rows that `count` timesteps or episodes of an actor need, with those of their returns.
-
-    None if episodes may be of any length.
-    """
+    """Return the rows of `count` timesteps or episodes and their returns; None: of any length."""
     limit = config.episode_limit
     if config.unit == "episodes":
         return None if limit is None else (count + 1) * (limit + 1) + warmup

@@ -71,12 +71,7 @@ def in_units(leaf: Leaf) -> Leaf:
 
 
 def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
-    """Refuse actions that have no units.
-
-    Args:
-        spaces: whose actions are floats.
-        name: of the agent, for the message.
-        instead: what to do without bounds, for the message.
+    """Refuse actions that have no units, for the agent `name`; `instead` says what to do.
 
     Raises:
         SpaceError: an action has no finite bounds.

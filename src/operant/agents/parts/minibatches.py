@@ -1,6 +1,4 @@
-"""The loops of gradient steps: on batches from a memory, as many as are due, and in passes over a block, all
-of which are.
-"""
+"""The loops of gradient steps: on as many batches of a memory as are due, and in passes over a block."""
 
 from __future__ import annotations
 
@@ -51,8 +49,7 @@ class Minibatch:
 def key_of_step(keys: Key) -> Callable[[Array | int], Key]:
     """Return the function that gives a step its key by its number.
 
-    It holds them as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in
-    every iteration.
+    It holds them as plain numbers: JAX's key-reuse check assumes that a loop uses each key it reads.
     """
     impl, words = jax.random.key_impl(keys), jax.random.key_data(keys)
     return lambda i: jax.random.wrap_key_data(words[i], impl=impl)
