@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.keras_copies import flat, held, keras_model
 
 from operant.errors import SpecError
 from operant.nn import Head, build
@@ -360,9 +361,9 @@ def test_adapted_normalisation_is_kept(form):
     np.testing.assert_allclose(jax.jit(model.apply)(v, {"state": x})[0]["q"], expected, atol=1e-4)
     assert isinstance(layer.mean, jax.Array)  # no tracer stays behind
     with numpy_promotion():
-        copy = model.keras_model(v)
+        copy = keras_model(model, v)
         np.testing.assert_allclose(copy({"state": x})["q"], expected, atol=1e-4)
-    assert jax.tree.all(jax.tree.map(np.array_equal, model.load_keras(copy), v))
+    assert jax.tree.all(jax.tree.map(np.array_equal, held(copy), flat(v)))
 
 
 def test_numbers_of_a_normalisation_are_written_back():

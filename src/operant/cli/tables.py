@@ -155,13 +155,3 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
         for k, text in enumerate(lines):
             out.append(line([text if i == 1 else (cell if k == 0 else "") for i, cell in enumerate(row)]))
     return "\n".join(out)
-
-
-def markdown(config: type[Config]) -> str:
-    """Return the options of a config as a Markdown table, for the documentation."""
-    lines = ["| option | default | unit | tuned as | what it is |", "|---|---|---|---|---|"]
-    for name, meta in options(config).items():
-        value = default(config, name)
-        text = " ".join(meta.help.split())
-        lines.append(f"| `{name}` | `{value!r}` | {meta.unit or '-'} | {meta.search or '-'} | {text} |")
-    return "\n".join(lines)

@@ -349,7 +349,7 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero, another in each gradient step (Srivastava et al. 2014)."""
+    """Sets a share of its input to zero in gradient steps, another in each (Srivastava et al. 2014)."""
 
     type = "dropout"
     rate: Rate
@@ -379,7 +379,7 @@ class Clipping(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearNormalization(Layer):
-    """Values between bounds (default: those of the state that it reads) moved to -2..2; others stay."""
+    """Values between bounds (default: the state's own) moved to -2..2; open bounds leave them alone."""
 
     type = "linear_normalization"
     min_value: float | None = None
@@ -475,9 +475,8 @@ class Attention(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchNormalization(Layer):
-    """Standardises each channel over the batch in gradient steps, else by running averages.
-
-    Ioffe and Szegedy 2015.
+    """Standardises each channel over the batch in gradient steps, by running averages elsewhere (Ioffe and
+    Szegedy 2015).
     """
 
     type = "batch_normalization"

@@ -18,9 +18,8 @@ from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.layer_lists import config, from_config
 from operant.nn.training_mode import LEARNING, averages, differs, leaves
-from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
+from operant.nn.weights import Weight, adapted, is_seed, named_variables, reading, write
 from operant.ops import normalization, prng
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
@@ -339,39 +338,10 @@ class Model:
         outputs = {inner: name for name, inner in self._heads.items()}
         return Drawable(self._network, inputs, outputs, self._registered)
 
-    def keras_model(self, variables: Variables) -> Any:
-        """Return a new Keras model with these variables, for export: inputs and heads by name.
-
-        Raises:
-            SpecError: a user's class in it cannot be rebuilt from its configuration.
-        """
-        with numpy_promotion():
-            with keras().StatelessScope() as scope:
-                copy = from_config(config(self._network))
-                collect(copy, scope)
-            write(copy, {**variables["params"], **variables["state"]})
-        return copy
-
     def assign(self, variables: Variables) -> None:
         """Write variables into the Keras model itself, and so into one of the user's that is part of it."""
         with numpy_promotion():
             write(self._network, {**variables["params"], **variables["state"]})
-
-    def load_keras(self, model: Any) -> Variables:
-        """Return the weights of a Keras model, such as one from `keras_model`, as variables.
-
-        Raises:
-            SpecError: its weights are not those of this model.
-        """
-        arrays = dict(named_variables(model))
-        wanted = {w.name: w.shape for w in self._weights}
-        shapes = {name: tuple(v.shape) for name, v in arrays.items()}
-        if shapes != wanted:
-            differing = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
-            listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
-            raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
-        values = {name: jnp.array(v.value, copy=True) for name, v in arrays.items()}
-        return self._variables(values)
 
 
 def _refuse_penalties(layer: Any) -> None:
