@@ -347,11 +347,8 @@ def test_independent_draws_go_on_behind_masks():
 
 def test_independent_draws_are_of_a_root_of_their_own():
     key = jax.random.key(5)
-    roots = [
-        fold(key, purpose)
-        for purpose in (Purpose.INIT, Purpose.ACT, Purpose.UPDATE, Purpose.ENV, Purpose.INDEPENDENT)
-    ]
-    assert len({jax.random.key_data(root).tobytes() for root in roots}) == 5
+    roots = [fold(key, purpose) for purpose in Purpose]
+    assert len({jax.random.key_data(root).tobytes() for root in roots}) == len(Purpose)
     agent = create(seed=5)
     own = agent.learner.independent_noise(key, 0, 1)
     for other in (
