@@ -152,8 +152,8 @@ def truncated_lambda_returns(
     """λ-returns of at most `n` rewards: Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁), Gₜ⁽ⁿ⁾ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ
     Gₜ₊₁⁽ⁿ⁻¹⁾].
 
-    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives n-step returns (equation 7.1), `n >= T`
-    `lambda_returns`.
+    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives n-step returns
+    (equation 7.1), `n >= T` `lambda_returns`.
 
     Args:
         r_t: rewards.
