@@ -120,8 +120,8 @@ SAVED_MODEL = ("saved-model", "saved_model")
 def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:
     """Say what rows in a gradient step are, where a rollout is cut into minibatches; else nothing.
 
-    >>> minibatch_hint("batch_size", 64, 128, 8) ' 64 rows a gradient step are mini_batches=16 here (n_steps x
-    n_envs = 128 x 8 = 1024 rows).'
+    >>> minibatch_hint("batch_size", 64, 128, 8)
+    ' 64 rows a gradient step are mini_batches=16 here (n_steps x n_envs = 128 x 8 = 1024 rows).'
     """
     value = as_whole(value)
     if _plain(name) not in ("batch_size", "minibatch_size") or not isinstance(value, int) or value < 1:
@@ -237,11 +237,7 @@ def as_whole(value: Any) -> Any:
 
 
 def expect_like(argument: str, value: Any, default: Any) -> None:
-    """Refuse a value that is no truth value, or no number, if the default is one.
-
-    Raises:
-        SpecError: it is not of the default's kind; names the argument.
-    """
+    """Refuse (SpecError) a value that is no truth value, or no number, if the default is one."""
     switch = isinstance(default, bool)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, int | float) and not (isinstance(value, bool) if switch else number):

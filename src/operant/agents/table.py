@@ -196,11 +196,7 @@ DEFAULT = "modular"
 
 
 def identify(cls: Any) -> tuple[str, type[Config]]:
-    """Return the name (`module:Name` if the user's own) and the `Config` of an algorithm's class.
-
-    Raises:
-        SpecError: it is not an algorithm.
-    """
+    """Return the name (or `module:Name`) and `Config` of an algorithm's class; SpecError: it is none."""
     if not isinstance(cls, type):
         raise not_an_agent(cls)
     config = getattr(sys.modules[cls.__module__], "Config", None)

@@ -36,11 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent that a command line begins with, if any, and the flags; import a user's class.
-
-    Raises:
-        SpecError: there is no such agent.
-    """
+    """Return the agent, if any, that a command line begins with, and the flags; SpecError: there is none."""
     if not arguments or arguments[0].startswith("-"):
         return None, list(arguments)
     agent, *flags = arguments

@@ -73,11 +73,7 @@ def _refuse_folder(agent: str) -> None:
 
 
 def _leading_place(first: str) -> str | None:
-    """Return what a first argument stands for, `run_dir` or `policy`; None: an agent or a flag.
-
-    Raises:
-        SpecError: it is neither an agent nor a path at which there is something to play.
-    """
+    """Say what a first argument is, `run_dir` or `policy`; None: an agent or a flag; SpecError: nothing."""
     path = Path(first)
     if first.startswith("-") or first in AGENTS or first in ALIASES:
         return None

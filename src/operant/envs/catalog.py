@@ -161,11 +161,7 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
 
 
 def full_id(name: str) -> str:
-    """Return an id of Gymnasium with its version, the latest where it was left out; any other name as it is.
-
-    Raises:
-        SpecError: the id belongs to a package that is not installed.
-    """
+    """Return an id of Gymnasium with its version, and other names as they are; SpecError: not installed."""
     spec = None if ":" in name or _looks_importable(name) else adapter.find(name)
     return name if spec is None else spec.id
 

@@ -53,18 +53,10 @@ class Connection(Protocol):
         """Tell whether the answer is there, after waiting for at most `seconds`."""
 
     def receive(self) -> Answer:
-        """Return the answer to the open request, after waiting for it if necessary.
-
-        Raises:
-            EnvironmentError: the environment failed, or was lost too often.
-        """
+        """Return the answer to the open request; EnvironmentError: it failed, or was lost too often."""
 
     def forget(self) -> None:
-        """Drop the request that an interrupted call left open, if any; the next one begins an episode.
-
-        Raises:
-            EnvironmentError: the environment was lost too often.
-        """
+        """Drop a request that an interrupted call left open; the next begins an episode (see `receive`)."""
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, or None."""

@@ -52,11 +52,7 @@ class EnvSpec:
         return not (isinstance(self.target, str | GymnasiumSpec) or callable(self.target))
 
     def make(self) -> Any:
-        """Make one (`Environment`, `gymnasium.Env`, Gymnasium vector, `NativeEnv`) without limit and shaping.
-
-        Raises:
-            OperantError: it cannot be made, or making it raised `SystemExit`.
-        """
+        """Make one (`Environment`, `gymnasium.Env`, vector, `NativeEnv`), bare; OperantError: it fails."""
         try:
             return self._make()
         except SystemExit as error:
@@ -144,11 +140,7 @@ class EnvSpec:
             )
 
     def literal(self) -> str:
-        """Return what a worker process needs to make the same environment, as a Python literal.
-
-        Raises:
-            SpecError: it holds what cannot be sent as plain data.
-        """
+        """Return, as a Python literal, what a worker needs to make the same; SpecError: no plain data."""
         if self.is_object:
             raise _unsendable(self.name, "an environment object", "Give its id or its class")
         if self.reward_shaping is not None:
@@ -232,11 +224,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def refuse_same(sources: Sequence[EnvSpec]) -> None:
-    """Refuse an object in several places, inside wrappers too: its episodes would disturb one another.
-
-    Raises:
-        UsageError: naming the first two places.
-    """
+    """Refuse (UsageError) an object in two places, inside wrappers too: episodes would disturb each other."""
     places: dict[int, int] = {}
     inner = [
         getattr(source.target, "unwrapped", source.target) for source in sources

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class AgentCallbacks:
-    """The writers of one agent: a recorder of traces, a saver of checkpoints, a summarizer, as far as given.
-
-    Raises:
-        SpecError: options are not understood. Nothing has been written then.
-    """
+    """The writers of one agent (traces, checkpoints, summaries), as far as given; SpecError: bad options."""
 
     def __init__(self, recorder: Any = None, saver: Any = None, summarizer: Any = None) -> None:
         self.recording = None if recorder is None else RecorderConfig.parse(recorder)

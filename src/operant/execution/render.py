@@ -51,11 +51,7 @@ class Video:
         _needs("imageio_ffmpeg", "video_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame; a new episode opens a new file.
-
-        Raises:
-            SpecError: the frame has another size than those before.
-        """
+        """Write a frame, for a new episode to a new file; SpecError: it is of another size."""
         import imageio_ffmpeg
 
         if self._writer is None:
@@ -174,11 +170,7 @@ def _free(directory: Path, number: int, suffix: str = "") -> Path:
 
 
 class RenderVectorEnv(VectorEnv):
-    """A vector of an environment made here with ``render_mode='rgb_array'`` that hands frames to outputs.
-
-    Raises:
-        SpecError: the environment cannot be rendered.
-    """
+    """A vector, made here with ``render_mode='rgb_array'``, that hands frames to outputs (or SpecError)."""
 
     def __init__(self, env: VectorEnv, outputs: Sequence[Output]) -> None:
         self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
@@ -253,11 +245,7 @@ class RenderWrapper(gymnasium.Wrapper):
 
 
 def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> ValidatedEnv:
-    """Make an environment of Gymnasium that writes a video of each episode to a folder, made if missing.
-
-    Raises:
-        SpecError: it is no Gymnasium environment, or a package is missing.
-    """
+    """Make an environment of Gymnasium that writes videos of episodes to a folder; SpecError: it cannot."""
     from operant.envs.catalog import resolve
 
     arguments = {"render_mode": "rgb_array"}

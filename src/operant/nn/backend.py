@@ -18,11 +18,7 @@ from operant.errors import BackendError
 
 
 def keras() -> Any:
-    """Return the Keras module, which the first call loads on JAX unless the program has loaded it already.
-
-    Raises:
-        BackendError: the program has loaded Keras on another backend.
-    """
+    """Return Keras, loaded on JAX by the first call; BackendError: it is loaded on another backend."""
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = "jax"
     module = importlib.import_module("keras")

@@ -160,11 +160,7 @@ SCHEDULES = {
 
 
 def keras_optimizer(value: Any) -> Any:
-    """Return a Keras optimizer: the object itself, or one made from a name or a dict with `type`.
-
-    Raises:
-        SpecError: the name or an argument is unknown.
-    """
+    """Return a Keras optimizer: the object, or one of a name or a dict; SpecError: this is unknown."""
     k = keras()
     if isinstance(value, k.optimizers.Optimizer):
         return value

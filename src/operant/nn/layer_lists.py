@@ -211,11 +211,7 @@ def _uncompiled(text: str) -> dict[str, Any]:
 
 
 def from_config(data: Mapping[str, Any]) -> Any:
-    """Make a Keras layer or model from its configuration, in safe mode.
-
-    Raises:
-        SpecError: the configuration is not understood, or holds code.
-    """
+    """Make a Keras layer or model from its configuration, in safe mode; SpecError: it cannot be read."""
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
     try:
@@ -274,11 +270,7 @@ LAYERS: Registry[Layer] = Registry(
 
 
 def read(spec: Any, label: str) -> Layer:
-    """Read the specification of one layer; messages begin with `label`, its place in the network.
-
-    Raises:
-        SpecError: the layer or one of its arguments is not known or not legal.
-    """
+    """Read one layer's specification; SpecError: it is unknown or not legal; begins with `label`."""
     k = keras()
     try:
         if isinstance(spec, Layer):
@@ -317,11 +309,7 @@ def _registered(path: Any) -> type | None:
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
-    """Add a layer to a graph.
-
-    Raises:
-        SpecError: its input does not fit; names the place, the shape it needs and the shape it gets.
-    """
+    """Add a layer to a graph; SpecError: its input does not fit; names place and both shapes."""
     if not layer.raw:
         x = graph.encode(x)
     shape = tuple(x.shape[1:])
@@ -342,11 +330,7 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
 
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:
-    """Add a list of layers, the first on the network's input unless it is a `retrieve`.
-
-    Raises:
-        SpecError: there are several inputs that cannot be joined as they are.
-    """
+    """Add a list of layers, the first on the input or a `retrieve`; SpecError: inputs cannot be joined."""
     if stack and isinstance(stack[0], Retrieve):
         x = None
     else:

@@ -165,11 +165,7 @@ class LayerStack:
 
     @classmethod
     def parse(cls, layers: Sequence[Any]) -> LayerStack:
-        """Read a list of layers or of lists.
-
-        Raises:
-            SpecError: an entry is not understood; the message begins with its place, ``network[1]``.
-        """
+        """Read a list of layers or of lists; SpecError: an entry is not understood; begins with its place."""
         if isinstance(layers, str | Mapping) or not isinstance(layers, Sequence) or not layers:
             raise value_error("network", "a list of layers with at least one entry", layers)
         nested = [isinstance(entry, list | tuple) for entry in layers]
@@ -224,11 +220,7 @@ class InputPreprocessing:
 
     @classmethod
     def parse(cls, network: Any, states: Mapping[str, Any]) -> InputPreprocessing:
-        """Read a network, and by component one layer, a list of layers, or None.
-
-        Raises:
-            SpecError: a layer is not understood, or the network is not made of layers.
-        """
+        """Read a network, and by component its layers; SpecError: one is not understood, or is no list."""
         inner = parse(network)
         if not isinstance(inner, AutoNetwork | LayerStack):
             raise SpecError(

@@ -102,11 +102,7 @@ class Recipe:
 
     @classmethod
     def read(cls, value: str | Mapping[str, Any]) -> Recipe:
-        """Make one from a name or a dict with `type`.
-
-        Raises:
-            SpecError: an unknown name or argument, with the close match, or a value that is not legal.
-        """
+        """Make one from a name or a dict with `type`; SpecError: a name or argument is not legal."""
         if isinstance(value, str):
             return cls(type=value)
         if not isinstance(value, Mapping) or "type" not in value:

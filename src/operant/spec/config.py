@@ -213,11 +213,7 @@ def _traced_value(value: Any) -> bool:
 
 
 def checked(cls: type[Config], name: str, value: Any) -> Any:
-    """Return the form in which a config holds a value of one option.
-
-    Raises:
-        SpecError: the value has another type, or is out of bounds.
-    """
+    """Return an option's value as configs hold it; SpecError: it has another type, or is out of bounds."""
     meta = options(cls)[name]
     value = settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):

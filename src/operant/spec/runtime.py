@@ -125,11 +125,7 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
 
 
 def device(name: str) -> Any:
-    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
-
-    Raises:
-        SpecError: there is none.
-    """
+    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or 'gpu:1'; SpecError: there is none."""
     import jax
 
     platform, _, number = name.lower().partition(":")

@@ -184,11 +184,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def end_of(path: str | Path) -> Origin:
-    """Return where a history, its last episode, ends, for a run that continues it; zero if there is none.
-
-    Raises:
-        SpecError: it cannot be read, or a documented column is missing.
-    """
+    """Return the end of a history's last episode, zero if there is none; SpecError: it cannot be read."""
     if not Path(path).exists():
         return Origin()
     rows = read_history(path)

@@ -41,11 +41,7 @@ class LoggerGroup(Logger):
         self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        """Close every logger, even after one has failed to.
-
-        Raises:
-            OSError: what was left could not be written by a logger that must (`Logger.must_write`).
-        """
+        """Close every logger, even after one failed to; OSError: one failed that must write."""
         if failures := self._each(lambda logger: logger.close()):
             raise OSError("; ".join(failures))
 

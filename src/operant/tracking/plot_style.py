@@ -94,11 +94,7 @@ def thousands(value: float, position: int = 0) -> str:
 
 
 def check_format(out: str | Path) -> Path:
-    """Refuse a file that no picture can be written to.
-
-    Raises:
-        SpecError: the suffix is none of a picture, or the path is a folder, or inside a file.
-    """
+    """Refuse (SpecError) a file that no picture can be written to: a folder, or of another suffix."""
     path = Path(out)
     if path.suffix.lower() not in FORMATS or path.is_dir():
         raise value_error("out", f"a file that ends with {', '.join(FORMATS)}", str(out))

@@ -59,11 +59,7 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
 
 
 def read_run(file: Path) -> dict[str, Any]:
-    """Return what the `run.json` of a run says.
-
-    Raises:
-        SpecError: it cannot be read, or does not describe a run.
-    """
+    """Return what the `run.json` of a run says; SpecError: it cannot be read, or does not describe a run."""
     saved = read_json(file, "run")
     for part, needed in (("agent", "type"), ("run", "env")):
         if not isinstance(saved.get(part), dict) or not isinstance(saved[part].get(needed), str):

@@ -145,11 +145,7 @@ class TrainingLoop:
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
-        """Continue from a checkpoint of this run, with its own values of the numeric options in `changed`.
-
-        Raises:
-            CheckpointError: it does not fit.
-        """
+        """Continue from a checkpoint (if it fits: CheckpointError), but keep the options in `changed`."""
         if "training" not in saved.header:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         header, fresh = saved.header["training"], self.driver.train
@@ -381,11 +377,7 @@ class TrainingLoop:
             self.write(self.evaluation.directory, keep=1, memory=False)
 
     def end(self, reason: str) -> Outcome:
-        """Save, and tell how the run ended.
-
-        Raises:
-            OSError: the last checkpoint could not be written, as on a full disk.
-        """
+        """Save, and tell how the run ended; OSError: the last checkpoint could not be written."""
         self.ended = reason
         try:
             self.save()

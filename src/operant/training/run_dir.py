@@ -123,11 +123,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _existing(folder: Path, new: bool = False) -> Iterator[None]:
-    """Make a folder if it is missing, and remove it afterwards if nothing was written.
-
-    Raises:
-        FileExistsError: it is to be new, and is not.
-    """
+    """Make a folder if it is missing (if `new`, or FileExistsError), and remove it if nothing was written."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=not new)

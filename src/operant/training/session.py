@@ -71,11 +71,7 @@ class ExperimentSetup:
         directory: Path | None = None,
         progress: Progress | None = None,
     ) -> TrainingLoop:
-        """Return a training run of this session, with an earlier part's progress if there was one.
-
-        Raises:
-            SpecError: weights would be written where the run keeps its own.
-        """
+        """Return a training run of this session; SpecError: weights would go where it keeps its own."""
         if directory is not None:
             self.weights.stay_out_of(directory)
         return TrainingLoop(

@@ -73,11 +73,7 @@ def terminating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable(stop: Callable[[], None]) -> Iterator[None]:
-    """Turn a request to terminate inside, unhandled so far, into a call of `stop`, and end the program then.
-
-    Raises:
-        SystemExit: as `terminating`.
-    """
+    """Turn a request to terminate inside, unhandled so far, into a call of `stop`, then end the program."""
     numbers = [s for s in terminations() if signal.getsignal(s) is signal.SIG_DFL]
     if signal.SIGTERM not in numbers:  # such as `fit` whose callback runs this
         yield

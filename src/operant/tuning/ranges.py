@@ -23,11 +23,7 @@ class Range(NamedTuple):
 def split(
     configs: Iterable[type[Config]], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Split options into those that are fixed, and ranges of those with a search kind and several values.
-
-    Raises:
-        SpecError: too many values, a reversed range, a value of the wrong type or out of bounds.
-    """
+    """Split options into fixed ones and ranges (several values, a search kind); SpecError: a bad value."""
     known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
     fixed: dict[str, Any] = {}
     ranges: dict[str, Range] = {}

@@ -70,11 +70,7 @@ def fresh(agent: str, env: str) -> str:
 
 
 def place(name: str, storage: str | None) -> str:
-    """Return the storage of a study in full: the user's, or its own SQLite file.
-
-    Raises:
-        SpecError: it is none that operant knows.
-    """
+    """Return a study's storage in full: the user's, or its own SQLite file; SpecError: of no known kind."""
     if storage is None:
         return f"sqlite:///{folder(name) / 'study.db'}"
     folder(name)
@@ -106,11 +102,7 @@ def file_of(storage: str) -> Path | None:
 
 
 def connect(storage: str) -> Any:
-    """Open a storage, which is made if there is none.
-
-    Raises:
-        SpecError: it cannot be reached, or its driver is missing.
-    """
+    """Open a storage, made if missing; SpecError: it cannot be reached, or its driver is missing."""
     need_optuna()
     import sqlalchemy.exc
     from optuna.storages import JournalStorage, RDBStorage
@@ -216,11 +208,7 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
 
 
 def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
-    """Refuse ranges that cannot be joined with those of the trials so far.
-
-    Raises:
-        SpecError: other categorical values, or another kind of range.
-    """
+    """Refuse ranges that cannot be joined with the trials': other categorical values, another kind."""
     from optuna.distributions import check_distribution_compatibility
 
     known: dict[str, Any] = {}
@@ -238,11 +226,7 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
 
 
 def best(study: optuna.Study) -> BestTrial | None:
-    """Return the best trial of a study; None if none was finished.
-
-    Raises:
-        UsageError: operant did not make it.
-    """
+    """Return the best trial of a study; None if none was finished; UsageError: operant did not make it."""
     from optuna.trial import TrialState
 
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

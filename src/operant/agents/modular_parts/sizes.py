@@ -40,11 +40,7 @@ def interval(config: ModularConfig, frequency: Any) -> Any:
 
 
 def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
-    """Return how many rows a replay memory holds from which sequences of `sequence` rows are drawn.
-
-    Raises:
-        SpecError: `capacity` is too small for that.
-    """
+    """Return a replay memory's rows for sequences of `sequence` rows; SpecError: `capacity` is too small."""
     least = (sequence + 1) * actors
     capacity = max(REPLAY_CAPACITY, least) if config.capacity is None else config.capacity
     if sequence > 1 and capacity <= sequence * actors:

@@ -71,11 +71,7 @@ def in_units(leaf: Leaf) -> Leaf:
 
 
 def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
-    """Refuse actions that have no units, for the agent `name`; `instead` says what to do.
-
-    Raises:
-        SpaceError: an action has no finite bounds.
-    """
+    """Refuse (SpaceError) actions without finite bounds, for the agent `name`; `instead`: what to do."""
     for action, leaf in spaces.actions.components.items():
         if not leaf.bounded:
             which = "the action has" if spaces.actions.single else f"action {action!r} has"

@@ -94,11 +94,7 @@ def gradient_steps(
 def divisible(
     config: Any, units: int, made_of: str, more: str = "a larger n_steps or more environments"
 ) -> None:
-    """Refuse more `mini_batches` than there are units to share out, of which `more` makes more.
-
-    Raises:
-        SpecError: names `mini_batches`, the units and what they are made of.
-    """
+    """Refuse (SpecError) more `mini_batches` than units to share out, of which `more` makes more."""
     if units < config.mini_batches:
         raise value_error(
             "mini_batches",

@@ -81,11 +81,7 @@ class QLearner:
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
     ) -> Self:
-        """Build a head for each action, and with `dueling` one more for the state.
-
-        Raises:
-            SpaceError: an action is of type float.
-        """
+        """Build a head for each action, and with `dueling` for the state; SpaceError: one is a float."""
         require(spaces, name, {"int", "bool"}, serving(spaces))
         heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)

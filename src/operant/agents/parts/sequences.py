@@ -40,11 +40,7 @@ def require_room(config: Any, actors: int, rows: int) -> None:
 
 
 def refuse_averages(models: Mapping[str, Model]) -> None:
-    """Refuse running averages beside a recurrent network: its batches hold rows without actions.
-
-    Raises:
-        SpecError: naming the networks.
-    """
+    """Refuse (SpecError) running averages beside recurrent networks: batches hold rows without actions."""
     remembering = [name for name, model in models.items() if model.recurrent]
     for name, model in models.items():
         if model.averages and remembering:

@@ -163,11 +163,7 @@ def make_vector(
 
 
 def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
-    """Call an entry point that belongs to an environment.
-
-    Raises:
-        SpecError: it cannot be made, perhaps for a missing package.
-    """
+    """Call an environment's entry point; SpecError: it cannot be made, perhaps for a missing package."""
     return _call(spec, lambda: load_env_creator(entry)(**arguments))
 
 
@@ -287,11 +283,7 @@ class GymnasiumSubEnv:
         return self._codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
-        """Begin an episode.
-
-        Raises:
-            EnvironmentError: `reset` takes no `seed`, or does not return `(observation, info)` of the space.
-        """
+        """Begin an episode; EnvironmentError: no `seed` is taken, or `(observation, info)` does not fit."""
         try:
             answer = self.env.reset(seed=seed)
         except TypeError as error:
@@ -306,11 +298,7 @@ class GymnasiumSubEnv:
         return self._read(answer[0], "reset")
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        """Take an action: observation, reward, terminated, truncated.
-
-        Raises:
-            EnvironmentError: the answer breaks the contract.
-        """
+        """Take an action; return observation, reward, terminated, truncated, checked (EnvironmentError)."""
         answer = self._step(action)
         if type(answer) is not tuple or len(answer) != 5:
             _check_step(answer)
@@ -434,11 +422,7 @@ def _form(answer: Any) -> str:
 
 
 def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
-    """Return the spaces of an environment, and what converts to and from Gymnasium's values.
-
-    Raises:
-        SpaceError: it does not define them, or one is not supported.
-    """
+    """Return an environment's spaces and their codec; SpaceError: it has none, or of another kind."""
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise SpaceError(

@@ -81,11 +81,7 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
 def own_vector(
     source: EnvSpec, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
 ) -> GymnasiumVector | str:
-    """Run Atari games in ALE's vector, or return a sentence that says why that is not possible.
-
-    Raises:
-        SpecError: an argument is unknown, or ALE is missing.
-    """
+    """Run Atari games in ALE's vector, or say why that is not possible; SpecError: a wrong argument."""
     spec = source.target
     if not has_lives(source):
         return "images are preprocessed one environment at a time"

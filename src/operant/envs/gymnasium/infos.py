@@ -12,11 +12,7 @@ from operant.errors import EnvironmentError, SpecError, as_number, suggest, valu
 
 
 def keywords_of(keywords: Any) -> tuple[str, ...]:
-    """Return the names in `info` whose values are to be recorded.
-
-    Raises:
-        SpecError: they are not a list of different names.
-    """
+    """Return the names in `info` to record; SpecError: they are not a list of different names."""
     names = tuple(keywords) if isinstance(keywords, list | tuple) else ()
     sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
     if not sound or not isinstance(keywords, list | tuple):

@@ -27,11 +27,7 @@ def is_parallel(value: Any) -> bool:
 
 
 def make_parallel(id: str, **arguments: Any) -> Any:
-    """Make a parallel environment of PettingZoo's registry, such as `classic/rps-v2`.
-
-    Raises:
-        SpecError: the id is unknown, it cannot be made, or PettingZoo is not installed.
-    """
+    """Make a parallel environment of PettingZoo, such as `classic/rps-v2`; SpecError: it cannot be made."""
     try:
         import pettingzoo
     except ImportError:
@@ -51,11 +47,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
 
 
 class PettingZooEnv(SpacesEnv):
-    """A parallel environment of PettingZoo.
-
-    Raises:
-        SpaceError: the agents' spaces differ.
-    """
+    """A parallel environment of PettingZoo; SpaceError: the agents' spaces differ."""
 
     def __init__(self, env: Any) -> None:
         self.pettingzoo = env

@@ -224,11 +224,7 @@ def credentials(
 
 
 def read_ports(port: Any) -> list[int]:
-    """Read one port, several in a list, or several separated by commas.
-
-    Raises:
-        SpecError: one is not a port.
-    """
+    """Read one port, several in a list, or several separated by commas; SpecError: one is not a port."""
     parts = port.split(",") if isinstance(port, str) else port if isinstance(port, list | tuple) else [port]
     ports: list[int] = []
     for part in parts:

@@ -34,11 +34,7 @@ class RefusedError(Exception):
 
 
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
-    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`, else none.
-
-    Raises:
-        SpecError: it is too short, or others may read the file.
-    """
+    """Return the token given, or of the file, or of `OPERANT_TOKEN`; SpecError: too short, or not secret."""
     source = "token"
     if token is None and token_file is not None:
         source, token = f"The token in {str(token_file)!r}", _read_file(Path(token_file))

@@ -37,11 +37,7 @@ class Channel:
         self._poll.register(sock, select.POLLIN)
 
     def secure(self, context: ssl.SSLContext, seconds: float, host: str | None = None) -> None:
-        """Put TLS under the frames: as the server, or as the client of `host`.
-
-        Raises:
-            LostError: the other side closed the connection, is too slow, or is not who it claims to be.
-        """
+        """Put TLS under the frames, as the server or `host`'s client; LostError: the other side fails."""
         until = time.monotonic() + seconds
         try:
             wrapped = context.wrap_socket(
@@ -68,11 +64,7 @@ class Channel:
         self._frames.limit = size
 
     def send(self, kind: int, content: bytes = b"", *, seconds: float) -> None:
-        """Send a frame.
-
-        Raises:
-            LostError: the other side closed the connection, or does not read.
-        """
+        """Send a frame; LostError: the other side closed the connection, or does not read."""
         until = time.monotonic() + seconds
         rest = memoryview(frame(kind, content, self._mac))
         while rest:

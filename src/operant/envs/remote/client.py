@@ -171,11 +171,7 @@ class SocketConnection(RestartingConnection):
 
 
 def tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """Return the client's side of TLS, trusting a file of certificates or ``'system'``; None: no TLS.
-
-    Raises:
-        SpecError: the file cannot be used.
-    """
+    """Return the client's TLS, trusting a file or ``'system'``; None: no TLS; SpecError: a useless file."""
     if certificate is None:
         return None
     try:

@@ -190,11 +190,7 @@ def _content(reply: tuple[int, bytes]) -> memoryview:
 
 
 def sendable(source: EnvSpec) -> str:
-    """Return an environment as text that another machine understands.
-
-    Raises:
-        SpecError: it cannot be sent, or is defined where other machines cannot import it.
-    """
+    """Return an environment as text; SpecError: it cannot be sent, or other machines cannot import it."""
     literal = source.literal()
     if "__main__:" in literal:
         raise SpecError(

@@ -349,11 +349,7 @@ def _tell(channel: Channel, error: Exception) -> None:
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the server's side of TLS for a certificate chain and its key; None if neither is given.
-
-    Raises:
-        SpecError: one is missing, or they cannot be used.
-    """
+    """Return the server's TLS for a certificate chain and its key, if given; SpecError: they are no use."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -221,11 +221,7 @@ class Schema:
         return b"".join((*parts, lost))
 
     def unpack_answer(self, content: memoryview, acted: int) -> tuple[Answer, float | None]:
-        """Return the answer of `acted` actors, and the environment's own return.
-
-        Raises:
-            WireError: it is not an answer of this environment.
-        """
+        """Return the answer of `acted` actors, and the environment's own return; WireError: it is none."""
         if len(content) < _ANSWER.size:
             raise WireError("an answer without its numbers")
         seconds, episode_return, n, rows, text = _ANSWER.unpack_from(content)

@@ -72,11 +72,7 @@ class Worker:
         self._poll: select.poll | None = None
 
     def start(self) -> None:
-        """Start the process and tell it what to make.
-
-        Raises:
-            UsageError: this process is a worker that runs the user's script again.
-        """
+        """Start the process and tell it what to make; UsageError: a worker runs the user's script again."""
         if _in_rerun():
             raise UsageError(
                 "The program starts worker processes whenever it is run, and they run it once more, to find "

@@ -25,11 +25,7 @@ class RestartPolicy:
         self._count = 0
 
     def spend(self, name: str, lost: LostError) -> None:
-        """Count a replacement of the lost side `name`, and warn of it.
-
-        Raises:
-            EnvironmentError: it was replaced too often already, or another one would not help.
-        """
+        """Count a replacement of the lost side `name`, and warn; EnvironmentError: there were too many."""
         if lost.final or self._count >= self._max_restarts:
             times = "once" if self._count == 1 else f"{self._count} times"
             already = f", and it was replaced {times} already" if self._count else ""

@@ -70,11 +70,7 @@ def _without_locations() -> Iterator[None]:
 
 
 def onnx(function: PolicyFunction) -> bytes:
-    """Return a function as an ONNX model, compared with the original on random observations.
-
-    Raises:
-        SpecError: a layer cannot be converted, or the converted model acts differently.
-    """
+    """Return a function as an ONNX model, tried out; SpecError: a layer cannot be, or acts differently."""
     require("onnx", "jax2onnx", "onnxruntime")
     import jax2onnx
 

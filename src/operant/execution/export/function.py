@@ -17,11 +17,7 @@ from operant.types import Action, Array, Arrays, Tree
 
 
 class PolicyFunction:
-    """Deterministic acting with an agent's parameters (`acting`) as they are now.
-
-    Raises:
-        UsageError: the agent draws its actions even when it should act deterministically.
-    """
+    """Deterministic acting with parameters as they are now; UsageError: the agent always draws."""
 
     def __init__(self, learner: Learner, acting: PolicyState) -> None:
         self._learner, self._acting = learner, acting

@@ -57,11 +57,7 @@ class PolicyPort:
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of one policy.
-
-    Raises:
-        SpaceError: values of a component exceed the 32 bits in which they are passed.
-    """
+    """Inputs and outputs of one policy; SpaceError: values exceed the 32 bits in which they are passed."""
 
     spaces: Spaces
     initial: Mapping[str, np.ndarray]

@@ -78,11 +78,7 @@ class RunOptions:
         return callable(self.evaluation_callback) or self.save_best_agent is not None
 
     def score(self, runner: Any, returns: list[float]) -> float | None:
-        """Return the score after episodes of evaluation with these returns, None if there is none.
-
-        Raises:
-            SpecError: the user's function returned no number.
-        """
+        """Return the score of episodes with these returns, or None; SpecError: the function gives none."""
         if callable(self.evaluation_callback):
             value = self.evaluation_callback(runner)
             try:

@@ -36,11 +36,7 @@ def every() -> Iterator[Preset]:
 
 
 def settings(agent: str, name: str) -> dict[str, Any]:
-    """Return the settings of a preset.
-
-    Raises:
-        SpecError: there is no such preset for the agent.
-    """
+    """Return the settings of a preset; SpecError: there is no such preset for the agent."""
     presets = {p.name: p for p in every() if p.agent == agent}
     if name not in presets:
         raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, presets)}")

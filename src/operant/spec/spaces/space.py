@@ -343,11 +343,7 @@ class Spaces:
         return mask
 
     def unflatten(self, observation: Mapping[str, Any]) -> Any:
-        """Return a flat observation in the user's structure and range, masks beside the states.
-
-        Raises:
-            SpaceError: a component is missing, or there is none of that name.
-        """
+        """Return a flat observation in the user's structure and range; SpaceError: other names."""
         states, masks = dict(observation), {}
         for action in self.masks:
             if (name := mask_name(action)) not in states:

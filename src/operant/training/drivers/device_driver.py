@@ -269,9 +269,8 @@ class DeviceDriver(NativeDriver):
     def advance(self, blocks: int) -> list[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
-        Raises:
-            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from,
-                and new episodes begin.
+        Values that are not finite are an EnvironmentError; other rows are learnt from, and new episodes
+        begin.
         """
         self.unreported = ()
         blocks = min(blocks, self.blocks)
