@@ -85,10 +85,7 @@ class GradientOutputs(NamedTuple):
 def policy_gradient(row: ActionElement, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
     """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
 
-    Args:
-        row: probabilities, values and targets.
-        c: bound of the importance weights.
-        epsilon: added to the probability that divides.
+    `c` bounds the importance weights; `epsilon` is added to the probability that divides.
     """
     ratio = jnp.exp(row.log_prob - row.log_behaviour)
     advantage = jnp.broadcast_to((row.q_ret - row.v)[..., None], row.q.shape)
@@ -108,12 +105,7 @@ def project(
 ) -> Float[Array, "*B K"]:
     """Return the z nearest to g with k·z <= δ, k the gradient of KL(π_average || π) in φ: eqs. 11 and 12.
 
-    Args:
-        g: gradient in the probabilities.
-        log_prob: log π.
-        log_average: log π_average.
-        delta: δ.
-        epsilon: added to the divisors.
+    `log_prob` is log π, `log_average` log π_average; `epsilon` is added to the divisors.
     """
     k = -jnp.exp(log_average) / (jnp.exp(log_prob) + epsilon)
     excess = jnp.sum(k * g, axis=-1, keepdims=True) - delta

@@ -74,11 +74,7 @@ SLACK = 1.5
 def surrogate(policy: Product, block: Rollout, advantage: Array, entropy_coef: Scalar) -> Array:
     """Return eq. 14's objective on a block, plus the entropy bonus.
 
-    Args:
-        policy: at the block's rows, `[T, N]`.
-        block: actions, and their log-probabilities when they were drawn.
-        advantage: A, `[T, N]`.
-        entropy_coef: weight of the mean entropy.
+    The policy and the advantage A are those at the block's rows, `[T, N]`.
     """
     ratio = losses.importance_ratio(policy.log_prob(block.action) - block.extras["log_prob"])
     gain = losses.weighted_mean(ratio * advantage, block.valid)

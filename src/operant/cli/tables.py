@@ -119,16 +119,10 @@ def _stacked(cells: Sequence[str], width: int) -> list[str]:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
+    """Return a pipe table under a title; long help, the second column, is wrapped so that it fits the width.
 
-    In a terminal of fewer than 80 columns help would become very tall: if it is long, it is put below the
-    other cells instead.
-
-    Args:
-        title: line above.
-        header: names of the columns.
-        rows: cells; the second column is the one that is wrapped.
-        width: columns of the terminal (default: what the terminal says, 80 without one).
+    That is by default the terminal's. In fewer than 80 columns help would become very tall: if it is long, it
+    is put below the other cells instead.
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     others = [i for i in range(len(header)) if i != 1]

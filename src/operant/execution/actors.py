@@ -101,12 +101,8 @@ class Actor:
     ) -> None:
         """Add the rows of a whole episode that was played elsewhere, leaves `[R, ...]`.
 
-        Args:
-            observation: what was acted on.
-            taken: actions, with the extras and the recurrent state *before* each of them.
-            reward: what they earned.
-            terminal: 0, at the end 1 or 2.
-            last: observation after the last action; None: the one before it is repeated.
+        `taken` are actions with extras and the recurrent state *before* each; `terminal` is 0, at the end 1
+        or 2; without `last`, the observation after the last action, the one before it is repeated.
         """
         for i in range(len(reward)):
             action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
@@ -134,13 +130,10 @@ class Actor:
 
 
 class Actors:
-    """All actors, and the segments (rows of one actor for a rollout) that wait for those of the others.
+    """All actors, and the segments (`rows` rows of one actor) that wait for those of the others.
 
-    Args:
-        n: how many actors.
-        rows: rows of a segment (T).
-        carry: recurrent state at the start of an episode.
-        first_row: address of the first row's randomness.
+    `carry` is the recurrent state at the start of an episode, `first_row` the address of the first row's
+    randomness.
     """
 
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:

@@ -64,12 +64,8 @@ class DetachedState(NamedTuple):
 class InteractiveAgent:
     """An algorithm that acts when a program calls it, and learns from what the program reports.
 
-    Args:
-        definition: algorithm and options.
-        spaces: what it sees and does.
-        parallel_interactions: how many actors act in turn.
-        max_episode_timesteps: longest episode; more steps are an error.
-        settings: seed, device, precision, debug (default: those of `Settings`).
+    `parallel_interactions` actors act in turn; more steps of an episode than `max_episode_timesteps` are an
+    error.
     """
 
     def __init__(

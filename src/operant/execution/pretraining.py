@@ -114,11 +114,8 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
 class BehavioralCloning:
     """Imitation: gradient steps that make networks act as a trace does, and values fit the returns.
 
-    Args:
-        engine: of the agent; its algorithm must have `imitation`.
-        lr: learning rate of Adam.
-        batch_size: timesteps in a gradient step, approximately.
-        seed: of the order of timesteps, and of the noise of networks that have any.
+    The algorithm must have `imitation`. A step of Adam takes some `batch_size` timesteps; `seed` is that of
+    their order, and of the noise of networks that have any.
     """
 
     def __init__(self, engine: CompiledAgent, lr: float, batch_size: int, seed: int) -> None:
@@ -245,15 +242,9 @@ class BehavioralCloning:
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[tuple[Trace, np.ndarray]]:
-    """Yield, a number of times, random traces (None: all), joined, and their steps `[R]` that are new.
+    """Yield, `times` times, `count` random traces (None: all), joined, and their steps `[R]` that are new.
 
-    Args:
-        source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
-        extension: how files' names end.
-        spaces: what the traces must fit.
-        count: how many.
-        times: how often.
-        seed: of the drawing.
+    They are files in a folder, or episodes of the dataset named after `minari:`, and must fit the spaces.
 
     Raises:
         SpecError: there are no traces, or one does not fit the spaces.

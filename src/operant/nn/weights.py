@@ -61,12 +61,10 @@ def is_seed(name: str) -> bool:
 
 
 def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
-    """Note how each weight of a model starts, and keep Keras from drawing them itself.
+    """Note how each weight of a built Keras model starts, and keep Keras from drawing them itself.
 
-    Args:
-        model: a built Keras model.
-        scope: the `StatelessScope` in which it was made, still open.
-        copied: pairs of variables, of which the second takes over the value of the first.
+    The `StatelessScope` in which it was made is still open. Of each pair in `copied` the second variable
+    takes over the value of the first.
     """
     k = keras()
     values = {id(new): np.asarray(old) for old, new in copied}

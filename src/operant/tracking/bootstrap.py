@@ -39,18 +39,10 @@ def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
 def band(
     values: np.ndarray, statistic: Statistic = "mean", level: float = 0.95, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimate, low and high end of the percentile bootstrap over seeds (see `interval`).
+    """Return estimate, low and high end `[points]` of the percentile bootstrap of scores `[points, seeds]`.
 
-    Every point of a curve is resampled with the same seeds, so that its band is as smooth as the curve.
-
-    Args:
-        values: scores `[points, seeds]`.
-        statistic: as in `estimate`.
-        level: share of the distribution between low and high.
-        seed: of the resampling.
-
-    Returns:
-        Three arrays `[points]`; low and high are NaN for a single seed.
+    Every point of a curve is resampled with the same seeds, so that its band is as smooth as the curve. For
+    the arguments see `interval`; low and high are NaN for a single seed.
     """
     if not 0 < level < 1:
         raise value_error("level", "between 0 and 1", level)

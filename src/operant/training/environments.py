@@ -54,13 +54,9 @@ class Environments(NamedTuple):
 
 
 def make_environments(run: RunConfig, envs: Any = None, count: int | None = None) -> Environments:
-    """Make the environments of a run.
+    """Make a run's environments, or take those of the user's program: one, a list, a vector, a native one.
 
-    Args:
-        run: its options.
-        envs: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native
-            one.
-        count: how many of what was given, if that does not say so itself.
+    `count` is how many of what was given, if that does not say so itself.
 
     Raises:
         OperantError: they cannot be made, or not with these options.

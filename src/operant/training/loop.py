@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
 
 
 class TrainingLoop:
-    """One training run.
+    """One training run: an algorithm, the driver that collects and learns, and where records go.
 
     Args:
         definition: algorithm and options.
@@ -79,8 +79,7 @@ class TrainingLoop:
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
-        progress: how far an earlier part of the run came, which this one continues and updates; None: there
-            was none.
+        progress: how far an earlier part of the run came, which this one continues and updates, if any.
     """
 
     def __init__(

@@ -235,13 +235,10 @@ def describe(
     loaded: str | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Write what the run is, as `run.json`.
+    """Write what the run is, as `run.json`, to its folder.
 
     Args:
-        directory: its folder.
-        agent: what it trains.
-        run: its options.
-        environments: what it trains in.
+        directory, agent, run, environments: where, what it trains, with which options, in what.
         command: how it was begun; None: as this process was.
         together: how many runs are one program mapped over their seeds.
         given: whether the environments are objects that cannot be made again from an id.

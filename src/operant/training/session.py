@@ -28,14 +28,9 @@ from operant.training.progress import Progress
 
 
 class ExperimentSetup:
-    """A built algorithm with the driver of its environments.
+    """A built algorithm with the driver of its environments; the run's seed must be set.
 
-    Args:
-        definition: algorithm and options.
-        environments: what it acts in.
-        run: options of the run; its seed must be set.
-        learner: the algorithm, if it has been built (`build`).
-        driver: what collects and learns; None: a driver of its own.
+    A learner that has been built (`build`) is used, and a driver of another's.
 
     Raises:
         OperantError: algorithm, environments and options do not fit together; nothing has been written then.

@@ -184,7 +184,7 @@ class _Computations:
 
 
 class CompiledAgent:
-    """A `TrainState` of `n` actors with its compiled functions.
+    """A `TrainState` of `n` actors with its compiled functions; `key` is the root of all randomness.
 
     Args:
         learner: what they do.

@@ -68,13 +68,9 @@ def states(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
 
 
 def warmed(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
-    """Return the recurrent state after the first `rows` rows of a block, a constant for gradients.
+    """Return the recurrent state after the first `rows` rows of a block `[T, B]`, a constant for gradients.
 
-    Args:
-        model: a recurrent network.
-        variables: its variables.
-        block: `[T, B]`, with the state before its row 0.
-        rows: from 0 to T.
+    The block has the state before its row 0; `rows` is from 0 to T.
     """
     if rows == 0:
         return block.carry

@@ -333,9 +333,7 @@ class GymnasiumSubEnv:
 class GymnasiumEnv(SpacesEnv):
     """An environment of Gymnasium as `Environment`; attributes that this class lacks are read from it.
 
-    Args:
-        env: the environment.
-        max_episode_timesteps: its time limit, if its spec does not tell it.
+    `max_episode_timesteps` is its time limit, if its spec does not tell it.
     """
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:

@@ -87,9 +87,6 @@ class Acrobot:
 
     Sutton 1996, "Generalization in reinforcement learning", with the equations of motion of Sutton and
     Barto's book. State: the two angles (rad) and their velocities (rad/s).
-
-    Args:
-        max_episode_timesteps: time limit.
     """
 
     max_episode_timesteps: int | None = 500
@@ -250,12 +247,8 @@ class MountainCar:
 class MountainCarContinuous:
     """Drive an underpowered car out of a valley with a force in [-1, 1].
 
-    Moore 1990, as `MountainCar`. Reward 100 at the goal, less 0.1 force^2 for every step (of the force before
-    it is clipped, as in Gymnasium).
-
-    Args:
-        goal_velocity: smallest velocity with which the goal counts.
-        max_episode_timesteps: time limit.
+    Moore 1990, as `MountainCar`, also in the arguments. Reward 100 at the goal, less 0.1 force^2 for every
+    step (of the force before it is clipped, as in Gymnasium).
     """
 
     goal_velocity: float = 0.0

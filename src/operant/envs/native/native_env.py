@@ -118,17 +118,10 @@ def start(env: NativeEnv, key: Key, n: int) -> NativeActors:
 
 
 def step(env: NativeEnv, actors: NativeActors, actions: Arrays, key: Key) -> tuple[NativeActors, NativeStep]:
-    """Take one action of every actor, or reset those whose episode ended with the last row.
+    """Take one action (leaves `[N, ...]`) of every actor, or reset it if its last row ended an episode.
 
-    Args:
-        env: the environment.
-        actors: from `start` or the previous `step`.
-        actions: leaves `[N, ...]`.
-        key: the key that `start` had.
-
-    Returns:
-        The actors after the row, and the row. `truncated` is True where the time limit was reached without a
-        termination.
+    The key is the one that `start` had. Returns the actors after the row, and the row: `truncated` is True
+    where the time limit was reached without a termination.
     """
     ended, row = actors.ended, actors.row
     n = ended.shape[0]

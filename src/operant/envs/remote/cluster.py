@@ -62,12 +62,7 @@ class RayEnvActor:
 class RayConnection(RestartingConnection):
     """An environment in an actor of a Ray cluster; a lost actor is replaced. It starts at once; `meet` waits.
 
-    Args:
-        source: the environment.
-        index: its number, for messages.
-        limits: how long to wait, and how often to replace the actor.
-        blocking: whether requests wait for their answers.
-        cpus: how many processors, or what share of one, the actor reserves.
+    The actor reserves `cpus` processors, or that share of one; for the others see `RestartingConnection`.
 
     Raises:
         SpecError: the environment cannot be sent.

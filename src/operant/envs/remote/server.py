@@ -56,8 +56,7 @@ class Server:
         num_envs: environments for each port; that many clients can be served at once.
         token: what clients must know; empty: whoever reaches the port is served.
         context: for TLS; None: without.
-        limits: of the environments, which run in processes of their own.
-        timeouts: of clients.
+        limits, timeouts: of the environments, and of clients.
         sessions: the server ends when this many clients have left; None: it does not.
         processes: whether environments run in processes of their own.
 

@@ -149,9 +149,7 @@ class Frames:
 class Schema:
     """What the frames of one environment hold, derived from its spaces and so equal on both sides.
 
-    Args:
-        spaces: of the environment.
-        num_actors: the most rows of actions and of answers.
+    At most `num_actors` rows are in actions and in answers.
 
     Raises:
         SpecError: its frames would be too long.
@@ -181,12 +179,7 @@ class Schema:
         return _pack(self.action, flat)
 
     def unpack_actions(self, content: memoryview, rows: int) -> Any:
-        """Return actions in the user's structure.
-
-        Raises:
-            WireError: the size is wrong.
-            SpaceError: an action is not in the space.
-        """
+        """Return actions in the user's structure; WireError: of another size; SpaceError: not legal."""
         if len(content) != rows * _row_bytes(self.action):
             raise WireError(f"{len(content)} bytes of actions instead of {rows * _row_bytes(self.action)}")
         flat: dict[str, Any] = _unpack(self.action, content, rows)

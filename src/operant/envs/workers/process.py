@@ -52,13 +52,10 @@ SECRET = ("OPERANT_TOKEN",)
 
 
 class Worker:
-    """One worker process, seen from its parent.
+    """One worker process, seen from its parent; `index` is for messages, `descriptor` of the shared memory.
 
-    Args:
-        index: for messages.
-        begin: what it is to do, as plain data: its `task`, the `sources` of its environments (see
-            `EnvSpec.literal`), and what the task needs besides; see `worker`.
-        descriptor: of the shared memory.
+    `begin` says what it is to do, as plain data: its `task`, the `sources` of its environments (see
+    `EnvSpec.literal`), and what the task needs besides; see `worker`.
     """
 
     def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:

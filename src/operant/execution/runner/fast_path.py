@@ -36,12 +36,8 @@ class FastPath:
 
     A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a
     limit on updates exactly; of a limit on timesteps, they leave the remainder that makes no whole block.
-    Afterwards the open episodes are cut at their true last observations, as at the end of any run.
-
-    Args:
-        environment: its specification.
-        max_episode_timesteps: steps after which an episode is cut, if it is not the environment's own limit.
-        n: episodes side by side, one for each actor of the agent.
+    Afterwards the open episodes are cut at their true last observations, as at the end of any run. `n`
+    episodes run side by side, one for each actor.
     """
 
     def __init__(self, environment: Any, max_episode_timesteps: int | None, n: int) -> None:

@@ -30,15 +30,10 @@ BEST = "best-model"
 
 
 class Interaction:
-    """One run.
+    """One run of an agent in the slots, within limits; `seed` is the root of the environments' seeds.
 
-    Args:
-        agent: acts and learns.
-        slots: the environments.
-        options: limits, how to reach them, and callbacks.
-        statistics: keeps the counts; may hold those of a first part of the run that another driver took. A
-            `Runner` is one: callbacks get it.
-        seed: root of the environments' seeds.
+    The statistics may hold those of a first part of the run that another driver took. A `Runner` is one:
+    callbacks get it.
     """
 
     def __init__(

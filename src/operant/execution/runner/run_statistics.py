@@ -11,12 +11,9 @@ EPISODE = ("returns", "timesteps", "seconds", "agent_seconds", "env_seconds")
 
 
 class RunStatistics:
-    """Counts and records of one run. A `Runner` has them as its attributes.
+    """Counts and records of one run of so many actors. A `Runner` has them as its attributes.
 
-    Args:
-        actors: how many there are, over all environments.
-        evaluation: whether a separate environment evaluates beside the others.
-        remote: whether there is communication to show.
+    `evaluation` tells of a separate environment that evaluates, `remote` of communication to show.
     """
 
     def __init__(self, actors: int, evaluation: bool = False, remote: bool = False) -> None:

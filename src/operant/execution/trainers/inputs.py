@@ -248,14 +248,9 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
 
 
 def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make the environment to play in: of what was given, or one more like those that train.
+    """Make the environment to play in: `env`, or one more like the first of those that train (`envs`).
 
-    Args:
-        config: options of playing; its environment is the run's.
-        envs: the training environments.
-        env: one environment, or what makes one; None: one like the first of `envs`.
-        spaces: of the training environments.
-        lives: whether the policy learnt with an episode for each life: FIRE is pressed after a lost one.
+    `lives` tells whether the policy learnt with an episode for each life: FIRE is pressed after a lost one.
 
     Raises:
         SpecError: no other can be made, or `env` is not a single environment or is also used for training.

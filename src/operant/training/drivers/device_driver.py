@@ -203,16 +203,10 @@ class DeviceRun:
 
 
 class DeviceDriver(NativeDriver):
-    """One run on a native environment, for the training loop.
+    """One run of `n` actors on a native environment, for the training loop; the name is for messages.
 
-    Args:
-        learner: the algorithm.
-        env: the environment.
-        n: actors.
-        key: root of the run's randomness.
-        devices: over which the actors and the work on their experience are spread.
-        train: the learning state, if there is one already.
-        name: of the environment, for messages.
+    The actors and the work on their experience are spread over the devices. `train` is the learning state, if
+    there is one already.
 
     Raises:
         SpecError: the actors cannot be divided evenly among the devices.

@@ -28,7 +28,7 @@ from operant.types import Array, Key, Tree
 
 
 class MultiSeedRunner:
-    """Independent runs on a native environment, one per key.
+    """Independent runs of `n` actors on a native environment, one per key.
 
     On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each
     run, by as many threads as there are cores: under `vmap` both branches of every condition are computed,
