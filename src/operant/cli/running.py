@@ -72,7 +72,6 @@ def _is_place(option: str, value: str) -> bool:
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
-    """Do one run with a fresh agent, and append what it recorded."""
     from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
     from operant.execution.runner.runner_logger import RunnerLogger

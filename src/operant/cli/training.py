@@ -115,7 +115,6 @@ def _plan(agent: str | None, values: dict[str, Any]) -> Any:
 
 
 def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return agent and options: the best settings of a study, overridden by those that were given."""
     name, storage = values.pop("from_study", None), values.pop("storage", None)
     if name is None:
         if storage is not None:

@@ -120,7 +120,6 @@ class _Report:
             self.faults.append(f"{text} {remedy}".rstrip())
 
     def stop(self, text: str, remedy: str = "") -> NoReturn:
-        """Note a fault and end the trial."""
         self.fault(text, remedy)
         raise _StopTrialError
 
@@ -378,7 +377,6 @@ def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Tell whether two observations hold the same values (NaN equals NaN)."""
     if isinstance(a, Mapping):
         return all(_same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):

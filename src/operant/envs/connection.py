@@ -16,10 +16,8 @@ class Answer(NamedTuple):
     """What an environment answered to `send_reset` or `send_execute`."""
 
     states: Any
-    """As `Environment.reset` and `execute` return them.
-
-    None if every actor has ended and the last states are not known.
-    """
+    """As `Environment.reset` and `execute` return them. None if every actor has ended and the last states are
+    not known."""
     terminal: Any
     """0, 1 or 2, an array of them for several actors; 0 after a reset."""
     reward: Any

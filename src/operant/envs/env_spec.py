@@ -35,10 +35,8 @@ class EnvSpec:
     """An environment that is known but not yet made."""
 
     target: Any
-    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`).
-
-    Or a class or function
-    that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
+    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`). Or a class or
+    function that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_episode_timesteps: int | None = None

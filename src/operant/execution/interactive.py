@@ -55,10 +55,8 @@ class DetachedState(NamedTuple):
 
     train: TrainState
     last: dict[str, np.ndarray] | None
-    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet.
-
-    None: no actor has acted yet.
-    """
+    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet. None: no actor has
+    acted yet."""
 
 
 class InteractiveAgent:

@@ -114,7 +114,6 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def _batch(check: Any, value: Any, n: int) -> Flat:
-    """Check values with a leading axis of `n`, or a list of `n` dicts."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
         if len(value) != n:
             raise value_error("states and actions", f"as many as terminal ({n})", len(value))

@@ -33,10 +33,8 @@ class RecentState(NamedTuple):
     """False also where nothing has been written yet."""
     extras: Tree
     arrived: UInt32[Array, "L+1 N"]
-    """Number of each row in the order in which rows of all actors came, modulo 2^32.
-
-    Rows that only fill up a rollout get no new number.
-    """
+    """Number of each row in the order in which rows of all actors came, modulo 2^32. Rows that only fill up a
+    rollout get no new number."""
     total: UInt32[Array, ""]
     """Number of the newest row."""
 

@@ -57,10 +57,8 @@ class Replay:
     """
 
     capacity: int
-    """Rows over all columns, each episode's last observation being one.
-
-    Rounded up to a multiple of `columns`.
-    """
+    """Rows over all columns, each episode's last observation being one. Rounded up to a multiple of
+    `columns`."""
     columns: int = 1
     """Actors whose streams it holds."""
     prioritised: bool = False

@@ -94,7 +94,6 @@ def _kind(operation: Any) -> str:
 
 
 def _shape(tensor: Any) -> str:
-    """Return a shape without the batch axis: `84 × 84 × 4`; `1` for a number."""
     return " × ".join("?" if n is None else str(n) for n in tensor.shape[1:]) or "1"
 
 

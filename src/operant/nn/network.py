@@ -51,10 +51,9 @@ class AutoNetwork:
     """
 
     size: int | tuple[int, ...] | None = None
-    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images).
-
-    Several: the widths of as many dense layers; with images, they follow the dense layers of the
-    convolutions, which then have their usual width."""
+    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images). Several: the widths
+    of as many dense layers; with images, they follow the dense layers of the convolutions, which then have
+    their usual width."""
     depth: int | None = None
     """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None

@@ -34,10 +34,8 @@ GIVEN = "optax"
 """Placeholder in files for an optimizer that no file can hold."""
 
 FLAT_SIZE = 2**18
-"""Number of parameters up to which a step works on one long vector.
-
-It saves a dozen small kernels per leaf, which is
-most of the time of a small network's step; copying a large network would cost more than it saves."""
+"""Number of parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf,
+which is most of the time of a small network's step; copying a large network would cost more than it saves."""
 
 
 class Optimizer(NamedTuple):
@@ -75,7 +73,6 @@ class Recipe:
     type: str
     weight_decay: float | int | None = None
     """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019).
-
     None: that of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""

@@ -33,18 +33,13 @@ def prepare(asynchronous: bool = False) -> None:
 
 
 LARGE_PRODUCT = 2**22
-"""Multiplications of a matrix product from which on several threads pay off.
-
-Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64
-(2**23) gain 1.35x, TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20)
-lose up to 5 %.
-"""
+"""Multiplications of a matrix product from which on several threads pay off. Measured with two cores: with a
+second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x, TD3 and SAC with
+256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %."""
 
 SAME_PRODUCT = 2**20
-"""Multiplications of a matrix product up to which any number of threads adds up in the same order.
-
-Of products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many.
-"""
+"""Multiplications of a matrix product up to which any number of threads adds up in the same order. Of
+products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many."""
 
 
 def start(

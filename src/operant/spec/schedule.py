@@ -134,7 +134,6 @@ class Schedule:
 
     @staticmethod
     def _translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a dict stands for; some have other names."""
         other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
         other |= {"maxval": "end", "mu": "start", "value": "start"}
         other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}

@@ -34,10 +34,8 @@ OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
 
 INFO = "info/"
-"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`).
-
-A history may have any of these.
-"""
+"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`). A history
+may have any of these."""
 
 _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `EpisodeRecord`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
@@ -281,7 +279,6 @@ def _read(parts: Sequence[Path]) -> pa.Table:
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    """Write a part, whole or not at all, and force it and its name to the disk."""
     import pyarrow.parquet as pq
 
     from operant.checkpoint import durable

@@ -85,7 +85,6 @@ def _places(path: Path) -> list[Path]:
 
 
 def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, Run]:
-    """Return the place of a run's history, and the run."""
     if path.suffix == ".parquet":
         return path, Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_run(path / "run.json")

@@ -156,13 +156,11 @@ class _Scale:
         return float(np.log10(value)) if self._logarithmic else float(value)
 
     def height(self, value: Any) -> float:
-        """Return where a value is on the axis."""
         if (self._names is not None and len(self._names) == 1) or self._high == self._low:
             return 0.5
         return (self._raw(value) - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and their labels."""
         if self._names is not None:
             return [(self.height(v), str(v)[:_LINES]) for v in self._names]
         heights = np.linspace(0, 1, 5) if self._high > self._low else np.array([0.5])

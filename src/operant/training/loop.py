@@ -109,15 +109,11 @@ class TrainingLoop:
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with every report, which it may add to and change before the loggers take it.
-
-        The run ends if it returns False.
-        """
+        """Called with every report, which it may add to and change before the loggers take it. The run ends
+        if it returns False."""
         self.ended: str | None = None
-        """How the run, or the part of it that is continued, ended.
-
-        None while it goes on, and if its process died.
-        """
+        """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
+        died."""
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere

@@ -162,7 +162,6 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
 
 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
-    """Let the runs advance; each looks at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
     finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}

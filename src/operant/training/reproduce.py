@@ -137,7 +137,6 @@ def reproduce(
 
 
 def _record(directory: Path) -> RunRecord:
-    """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
     from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
@@ -209,7 +208,6 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
 
 
 def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
-    """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
     from operant.agents.base.agent_spec import parse_agent
     from operant.spec.run import PROCESSES
     from operant.tracking import History, LoggerGroup

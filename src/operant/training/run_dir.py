@@ -237,14 +237,11 @@ def describe(
 ) -> None:
     """Write what the run is, as `run.json`, to its folder.
 
-    Args:
-        directory, agent, run, environments: where, what it trains, with which options, in what.
-        command: how it was begun; None: as this process was.
-        together: how many runs are one program mapped over their seeds.
-        given: whether the environments are objects that cannot be made again from an id.
-        fits: in how many parts (calls of `fit`) one program has trained it.
-        loaded: checkpoint from elsewhere that it continues from.
-        origin: where the history that it continues ended; None: it did not begin with a new agent.
+    That is what it trains, with which options, in what, and how it was begun (`command`; None: as this
+    process was). Of several runs, `together` are one program mapped over their seeds; `given` environments
+    are objects that cannot be made again from an id; one program has trained it in so many `fits`. `loaded`
+    is a checkpoint from elsewhere that it continues from, and `origin` where the history that it continues
+    ended (None: not with a new agent).
     """
     data = {
         "agent": agent,

@@ -266,7 +266,6 @@ def from_study(name: str, storage: str | None = None) -> BestTrial:
 
 
 def _range(distribution: Any) -> str:
-    """Return what a distribution of Optuna's draws from, in the words of the command line."""
     if hasattr(distribution, "choices"):
         return " or ".join(map(str, distribution.choices))
     return f"{distribution.low} to {distribution.high}{', logarithmically' if distribution.log else ''}"

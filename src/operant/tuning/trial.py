@@ -119,7 +119,6 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 
 def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    """Build what an order says, and train it if there is a connection to report to."""
     try:
         return _train(order, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -137,7 +136,6 @@ class _SeedRun(NamedTuple):
     """How it is scored; None: by the mean return of training."""
 
     def value(self) -> float | None:
-        """Return its current score; None if no episode has ended."""
         training = self.training
         if self.evaluation is None:
             return training.progress.score.mean if training.progress.score.episodes else None
@@ -197,7 +195,6 @@ def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
 
 
 def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connection) -> dict[str, Any]:
-    """Train from report to report, until the end or until the trial is pruned."""
     assert steps is not None
     active, value, values = list(seeds), None, []
     points = report_steps(0, steps)

@@ -65,7 +65,6 @@ class Card(Mapping[str, Any]):
 
 @functools.cache
 def _trainer(agent: str) -> type:
-    """Return the class that trains an agent: its algorithm's, or one with the agent's fixed options."""
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
     trainer: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
     return trainer

@@ -35,10 +35,8 @@ class TrainState(NamedTuple):
     state: Tree
     memory: Tree
     hyper: Float[Array, " H"]
-    """The traced options, in the order of `traced(Config)`.
-
-    For an option with a schedule this is a factor (1).
-    """
+    """The traced options, in the order of `traced(Config)`. For an option with a schedule this is a factor
+    (1)."""
     key: Key
     counters: Counters
 

@@ -39,15 +39,11 @@ class View(NamedTuple):
     carry: Tree = ()
     """Recurrent state before the first row of each actor, by model and name: `[N, size]`."""
     valid: Bool[Array, "T N"] | tuple[()] = ()
-    """Which rows are transitions, as in a block: after a row that is none, a new episode begins.
-
-    `()` if no network is recurrent.
-    """
+    """Which rows are transitions, as in a block: after a row that is none, a new episode begins. `()` if no
+    network is recurrent."""
     taken: Arrays | tuple[()] = ()
-    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read.
-
-    `()` if no network is recurrent.
-    """
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read. `()` if no network is
+    recurrent."""
 
 
 class Rows(NamedTuple):

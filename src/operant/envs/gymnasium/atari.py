@@ -39,10 +39,8 @@ VECTOR_ARGUMENTS = (
     "num_threads",
     "thread_affinity_offset",
 )
-"""Arguments of ALE's vector that are left to the user.
-
-Others have another name here, or would break the stream of rows.
-"""
+"""Arguments of ALE's vector that are left to the user. Others have another name here, or would break the
+stream of rows."""
 
 
 def has_lives(source: EnvSpec) -> bool:

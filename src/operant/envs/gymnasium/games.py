@@ -26,7 +26,6 @@ class _Lives:
         self._left = np.zeros(vector.num_envs, np.int32)
 
     def begin(self) -> None:
-        """Note that a game begins everywhere."""
         self._left = self._count()
         self.lost = self._over = np.zeros(len(self._left), np.bool_)
 
@@ -59,11 +58,9 @@ class _Wrapper(VectorEnv):
 
     @property
     def codec(self) -> Codec | None:
-        """That of the games."""
         return self._vector.codec
 
     def reset(self, seed: int | None = None) -> Flat:
-        """Begin a game everywhere."""
         observation = self._vector.reset(seed)
         self._lives.begin()
         self.game = None
@@ -76,7 +73,6 @@ class _Wrapper(VectorEnv):
         return step
 
     def close(self) -> None:
-        """Close the games."""
         self._vector.close()
 
 

@@ -46,7 +46,6 @@ class PreprocessingOptions:
     """Press FIRE at the start of an Atari game that has it: some wait for it."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, low in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), low))
 
@@ -205,7 +204,6 @@ class _Averages:
             self._terms.append((np.minimum(pixel, count - 1), weight[:, None] if axis == 0 else weight))
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """Return the averages, float32."""
         return np.sum([image.take(at, self._axis) * weight for at, weight in self._terms], axis=0)
 
 

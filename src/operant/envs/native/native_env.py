@@ -68,7 +68,6 @@ class TimeLimit:
     max_episode_timesteps: int | None
 
     def __post_init__(self) -> None:
-        """Check the limit."""
         limit = whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
         object.__setattr__(self, "max_episode_timesteps", limit)
 

@@ -86,17 +86,14 @@ class _OneAction:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """A vector of numbers in [-1, 1]; one action."""
         action = _BOUNDED if self.continuous else _ints(self._num_values)
         return Spaces.read(states=_floats(self._num_states), actions=action)
 
     def reset(self, key: Key) -> tuple[Any, Arrays]:
-        """Show 0."""
         state = jnp.zeros(1, jnp.float32)
         return state, {"state": state}
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
-        """Return 1."""
         return jnp.ones_like(observation["state"][..., 0])
 
     def best_action(self, observation: Arrays, first: Arrays | None = None) -> Arrays:
@@ -219,7 +216,6 @@ class MemoryProbe(_OneAction):
     _num_states = 2
 
     def __post_init__(self) -> None:
-        """Check the delay."""
         object.__setattr__(self, "delay", whole("delay", self.delay))
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array], Arrays]:

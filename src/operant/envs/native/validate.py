@@ -33,21 +33,17 @@ class _Around:
 
     @property
     def spaces(self) -> Spaces:
-        """Those of the environment."""
         return self.env.spaces
 
     @property
     def max_episode_timesteps(self) -> int | None:
-        """That of the environment."""
         return self.env.max_episode_timesteps
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
-        """Begin an episode."""
         state, observation = self.env.reset(key)
         return self._state(state), self._observation(observation)
 
     def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
-        """Take one action."""
         following, stepped = self.env.step(state, self._action(action), key)
         observation = self._observation(stepped.observation)
         return self._state(following), TimeStep(observation, stepped.reward, stepped.terminated)
@@ -103,11 +99,9 @@ class ByIdentity(_Around):
     """An environment that cannot be hashed (it holds arrays): compiled programs belong to the object."""
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether it is the same object."""
         return isinstance(other, ByIdentity) and other.env is self.env
 
     def __hash__(self) -> int:
-        """Return that of the object's identity."""
         return id(self.env)
 
 
@@ -184,7 +178,6 @@ def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any],
 
 
 def _traced(env: Any, name: str, method: str, read: Callable[[Any], _CallForm], *arguments: Any) -> _CallForm:
-    """Call a method with shapes in place of arrays, and read what it returns."""
     results = []
 
     def call(*arguments: Any) -> None:

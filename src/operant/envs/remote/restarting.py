@@ -187,7 +187,6 @@ class RestartingConnection(abc.ABC):
             self.ready(_FOREVER)
 
     def _attempt(self) -> None:
-        """Send the request, after opening a new other side if the last one was lost."""
         if self._is_lost:
             self._open()
             self._is_lost, self._is_new = False, True
@@ -199,7 +198,6 @@ class RestartingConnection(abc.ABC):
         return max(seconds, self._limits.start_seconds) if self._is_new else seconds
 
     def _replace(self, lost: LostError) -> None:
-        """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
         if not self._is_open:  # closed from another thread: no replacement is needed
             self._error = EnvironmentError(f"{self.where} was closed.")
             return

@@ -28,10 +28,8 @@ from operant.errors import EnvironmentError, SpecError
 PORT = 65432
 """Where a server listens by default."""
 _MOST_GREETINGS = 64
-"""How many clients may be greeted at once.
-
-More are turned away, so that they cannot use up threads and memory.
-"""
+"""How many clients may be greeted at once. More are turned away, so that they cannot use up threads and
+memory."""
 _SEND_SECONDS = 30.0
 _LEAVE_SECONDS = 1.0
 _log = logging.getLogger("operant")

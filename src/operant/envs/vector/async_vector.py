@@ -111,7 +111,6 @@ class AsyncVectorEnv(VectorEnv):
             raise
 
     def _meet(self, descriptor: int, info_keywords: Sequence[str]) -> None:
-        """Learn the spaces from the workers, and share memory for them."""
         specs, limits, preprocessed, lives = zip(*map(self._introduction, self._workers), strict=True)
         for i, spec in enumerate(specs):
             if spec != specs[0]:

@@ -57,9 +57,7 @@ class VectorEnv(abc.ABC):
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None
     """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes.
-
-    None: none were.
-    """
+    None: none were."""
     game: EpisodeScore | None = None
     """Of the last step, for reports; None: they use its reward and flags."""
     preprocessed: bool = False

@@ -32,19 +32,15 @@ PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker
 takes tens of microseconds, and every step waits for the slowest worker."""
 OWN_VECTOR_PAYS_FROM = 6
-"""Number of environments from which Gymnasium's own vectorised form is used.
-
-NumPy's calls cost the same for one
-environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The
-number is fixed, not measured by each run: the two draw different random numbers, and a seed must give the
+"""Number of environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for
+one environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment.
+The number is fixed, not measured by each run: the two draw different random numbers, and a seed must give the
 same run every time."""
 LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
 
 class _Reads(NamedTuple):
-    """What is read of the environments' answers; see `create`."""
-
     check: Check
     info_keywords: tuple[str, ...]
     lives: bool

@@ -103,7 +103,6 @@ def onnx(function: PolicyFunction) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the converter's notes about shapes."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -64,7 +64,6 @@ class Interface:
     """Recurrent state of one actor at the start of an episode, by path; empty if there is none."""
 
     def __post_init__(self) -> None:
-        """Check that values in the environment's units fit their types."""
         for space in (self.spaces.states, self.spaces.actions):
             for name, leaf in space.components.items():
                 if leaf.has_offset and not np.all(np.abs([leaf.low, leaf.high]) < 2**31):

@@ -46,10 +46,8 @@ class SpacePart:
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the components that are flattened and concatenated in this vector.
-
-    Empty: it is not a concatenation.
-    """
+    """Shapes of the components that are flattened and concatenated in this vector. Empty: it is not a
+    concatenation."""
 
     @property
     def direct(self) -> bool:

@@ -49,10 +49,8 @@ class Leaf:
     min_value: Bound = None
     max_value: Bound = None
     dtype: str = ""
-    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool.
-
-    Image frames: type float, dtype uint8.
-    """
+    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool. Image frames: type float,
+    dtype uint8."""
     frames: int = 1
     """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store
     each frame once."""

@@ -75,10 +75,8 @@ class MultiSeedRunner:
         self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
-        """What was wrong with each run's environments in the last call of `advance`.
-
-        Such a run began new episodes.
-        """
+        """What was wrong with each run's environments in the last call of `advance`. Such a run began new
+        episodes."""
 
     def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
         """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in time order.
@@ -161,7 +159,6 @@ class _SeparateRuns:
         return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
 
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        """Let the wanted runs advance."""
         loop = self.compiled
 
         def call(index: int) -> tuple[SeedState, EpisodeEnds]:
@@ -200,7 +197,6 @@ class _VmapRuns:
         return jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*self._state, np.int32(0)).compile()
 
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        """Let all runs advance."""
         *state, ends = self.compiled(*self._state, np.int32(blocks))
         self._state = SeedState(*state)
         ends = jax.device_get(ends)
