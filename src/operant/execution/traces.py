@@ -29,7 +29,7 @@ import numpy as np
 from operant.checkpoint import durable
 from operant.errors import SpaceError, SpecError, value_error
 from operant.spec import Config, build, option
-from operant.spec.spaces import Space, Spaces, beside, mask_name
+from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
 
@@ -126,12 +126,6 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 # Files
 
 
-def write(path: Path, spaces: Spaces, trace: Trace) -> None:
-    """Write a file, whole or not at all; one of that name is replaced."""
-    with _finished(path.parent, spaces, trace) as temporary:
-        os.replace(temporary, path)
-
-
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
     with _finished(folder, spaces, trace) as temporary:
@@ -219,14 +213,7 @@ def _named(space: Space, group: str, flat: Flat) -> Flat:
 def _nested(space: Space, group: str, arrays: Mapping[str, np.ndarray]) -> Any:
     if space.single:
         return arrays[group]
-    tree: dict[str, Any] = {}
-    for name in space.components:
-        *path, last = name.split("/")
-        branch = tree
-        for key in path:
-            branch = branch.setdefault(key, {})
-        branch[last] = arrays[f"{group}/{name}"]
-    return tree
+    return nested({name: arrays[f"{group}/{name}"] for name in space.components})
 
 
 # Recording

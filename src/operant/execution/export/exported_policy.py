@@ -12,6 +12,7 @@ import numpy as np
 from operant.errors import CheckpointError, SpaceError, UsageError
 from operant.execution.export import FORMATS, require
 from operant.execution.export.interface import VERSION, Flat, Interface
+from operant.spec.spaces import nested
 
 Run = Callable[[Flat], Mapping[str, Any]]
 
@@ -26,7 +27,7 @@ class ExportedPolicy:
 
     def initial_internals(self) -> Any:
         """Return the recurrent state at the start of an episode; empty for a feed-forward policy."""
-        return _nested(self.interface.initial) if self.interface.initial else ()
+        return nested(self.interface.initial) if self.interface.initial else ()
 
     def act(self, states: Any, internals: Any = None) -> Any:
         """Choose the best actions, as `agent.act(states, internals, independent=True)`.
@@ -56,7 +57,7 @@ class ExportedPolicy:
         if not batch:
             actions, after = ({k: x[0] for k, x in flat.items()} for flat in (actions, after))
         emitted = self.spaces.actions.unflatten(actions)
-        return emitted if internals is None else (emitted, _nested(after) if after else ())
+        return emitted if internals is None else (emitted, nested(after) if after else ())
 
     def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
         """Act in a vector of environments: on stored observations `[n, ...]`, with internals by path.
@@ -80,17 +81,6 @@ class ExportedPolicy:
         if expected != received:
             raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
         return flat if batch else {path: np.asarray(x)[None] for path, x in flat.items()}
-
-
-def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, x in flat.items():
-        *branches, last = path.split("/")
-        branch = tree
-        for key in branches:
-            branch = branch.setdefault(key, {})
-        branch[last] = x
-    return tree
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

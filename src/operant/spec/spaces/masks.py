@@ -35,6 +35,14 @@ def beside(states: Any, masks: Mapping[str, Any]) -> Any:
     return states
 
 
+def nested(flat: Mapping[str, T]) -> dict[str, Any]:
+    """Return a flat dict as a nested one, by the paths that are its keys."""
+    tree: dict[str, Any] = {}
+    for name, x in flat.items():
+        tree = _put(tree, name, x)
+    return tree
+
+
 def _put(tree: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     head, _, tail = name.partition("/")
     return {**tree, head: _put(tree.get(head, {}), tail, value) if tail else value}

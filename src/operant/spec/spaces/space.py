@@ -279,10 +279,7 @@ class Spaces:
     def mask_leaf(self, action: str) -> Leaf:
         """Return the mask of an action as a component: bool, `[*shape, num_values]`."""
         leaf = self.actions.components[action]
-        if leaf.num_values is None:
-            raise SpecError(
-                f"Only 'int' actions can be masked. Received: action {action!r} of type {leaf.type!r}."
-            )
+        assert leaf.num_values is not None
         return Leaf("bool", (*leaf.shape, leaf.num_values))
 
     @functools.cached_property
