@@ -31,7 +31,7 @@ from operant.training.progress import EvaluationScores
 from operant.training.reproduce import reproduce
 from operant.training.run_dir import runs_in
 from operant.training.session import ExperimentSetup
-from operant.training.train import ExperimentConfig, opened, resumed, train
+from operant.training.train import ExperimentConfig, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 OPTIONS = {"model": NET, "lr": 0.01}
@@ -76,11 +76,10 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
         np.testing.assert_allclose(found["mean_reward"][at], found["episode_reward"][at].mean())
     np.testing.assert_array_equal(found["best_reward"], np.maximum.accumulate(found["mean_reward"]))
     # The last one is that of the policy which the run ended with.
-    session, run = opened("run")
+    agent, run = operant.Agent.load("run"), resumed("run", {}).run
     with host_vector(run, 2) as envs:
-        evaluation = Evaluation(Evaluator(session.learner, envs), 200, 5, run.seed)
-        again = evaluation.run(session.driver.train, steps[-1], lambda: False)
-    session.environments.close()
+        evaluation = Evaluation(Evaluator(agent.learner, envs), 200, 5, run.seed)
+        again = evaluation.run(agent.engine.train, steps[-1], lambda: False)
     assert sorted(e.reward for e in again) == sorted(found["episode_reward"][-5:])
 
 
@@ -111,11 +110,10 @@ def test_the_best_policy_is_kept_and_played():
     path = checkpoint.latest("run/best")
     assert path.name == f"step-{best:012d}" and len(checkpoint.list_checkpoints("run/best")) == 1
     # The weights are those of the best evaluation, too, not of the best mean in training.
-    session, _ = opened("run")
-    algorithm, state = session.learner.algorithm, session.driver.train.state
+    last = operant.Agent.load("run")
+    algorithm, state = last.learner.algorithm, last.engine.train.state
     kept = checkpoint.load("w/best.tf", algorithm.weights(state)["model"])[0]
     saved = algorithm.weights(checkpoint.load_part(path, "train", state, "state"))["model"]
-    session.environments.close()
     for name, x in kept["params"].items():
         np.testing.assert_array_equal(x, saved["params"][name])
     agent = operant.Agent.load("run/best")

@@ -259,30 +259,6 @@ def expect_evaluations(run: RunConfig) -> None:
         raise value_error("eval_frequency", must, run.eval_frequency)
 
 
-def opened(directory: str | Path) -> tuple[ExperimentSetup, RunConfig]:
-    """Build what a run in a folder trained, with the state of its newest checkpoint.
-
-    Close its `environments` when done.
-
-    Raises:
-        OperantError: there is no run in the folder, or no checkpoint yet.
-    """
-    directory = Path(directory).absolute()
-    plan = resumed(directory, {})
-    # However it was trained, it is only looked at here, on one device; and no weights are written.
-    run = _without_weights(plan.run, directory)
-    plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
-    environments = make_environments(plan.run)
-    try:
-        session = ExperimentSetup(parse_agent(plan.agent), environments, plan.run)
-        if not _restored(session.training(plan.run, LoggerGroup()), directory):
-            raise SpecError(f"There is no checkpoint yet in {shown(directory / 'checkpoints')!r}.")
-    except BaseException:
-        environments.close()
-        raise
-    return session, plan.run
-
-
 @contextlib.contextmanager
 def evaluating(
     trainings: Sequence[TrainingLoop], learner: Learner, env: VectorEnv | None = None
