@@ -79,7 +79,6 @@ def _pieces(array: Any) -> Iterator[Any]:
 
 
 def _elsewhere(array: Any) -> bool:
-    """Tell whether an array is whole in the memory of a device that is not the host."""
     if not isinstance(array, jax.Array) or not array.is_fully_replicated or not array.ndim:
         return False
     return all(device.platform != "cpu" for device in array.devices())
@@ -96,15 +95,12 @@ def _raw(array: Any) -> memoryview:
 def split(
     path: Path, data: np.ndarray, expected: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, np.ndarray]:
-    """Find the arrays in the bytes of a file.
+    """Find the arrays in the bytes of a file at this path: views of `data`, what `durable.read` returned.
 
     Args:
         path: named in errors.
         data: what `durable.read` returned.
         expected: dtype (a key of `DTYPES`) and shape of every array by name.
-
-    Returns:
-        The arrays by name: views of `data`.
 
     Raises:
         CheckpointError: if the table is malformed or differs from what is expected.

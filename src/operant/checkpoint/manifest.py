@@ -32,10 +32,7 @@ def digest(manifest: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, checked.
-
-    Raises `CheckpointError` naming the file and the reason.
-    """
+    """Return the manifest of a checkpoint, checked; CheckpointError: it names the file and the reason."""
     file = path / NAME
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder.")

@@ -210,8 +210,9 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
 
 
 def find_weights(directory: Path, filename: str | None, format: str | None) -> Path | None:
-    """Return a weights file in a folder, or None: the named one, with a format else the newest
-    ``<filename>-<number>``; without a name the newest.
+    """Return a weights file in a folder, or None: the one of that name, or without a name the newest.
+
+    With a format a name stands for the newest ``<filename>-<number>``, too.
     """
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():

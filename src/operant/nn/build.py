@@ -114,9 +114,7 @@ def build(
 
 
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
-    """Warn of images that networks would read with their axes confused: declared like this, they cannot be
-    transposed here.
-    """
+    """Warn of images whose axes networks would confuse: declared so, they cannot be transposed here."""
     for name, leaf in fed.items():
         if leaf.channels_first:
             height, width, channels = leaf.shape
@@ -130,7 +128,7 @@ def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
 
 
 def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
-    """Pair the untrained weights of a model that have values with those of its copy: they are not drawn anew.
+    """Pair a model's untrained weights that have values with its copy's: they are not drawn anew.
 
     A weight holds its value itself, or the scope does if it was made there, as when a file is read.
     """
@@ -144,10 +142,7 @@ def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Return registered tensors by name.
-
-    With several towers, which share names, each name gets its tower's number.
-    """
+    """Return registered tensors by name; of several towers, which share names, with the tower's number."""
     return {
         name if len(graphs) == 1 else f"{name} ({i})": x
         for i, graph in enumerate(graphs)
@@ -187,9 +182,7 @@ def _normalizer_name(name: str) -> str:
 
 
 def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
-    """Return an input as networks read it: floats as float32, frames scaled, choices as int32, bools as
-    they are.
-    """
+    """Return an input as networks read it: floats as float32, frames scaled, choices as int32."""
     k = keras()
     if leaf.type == "bool":
         return entry
@@ -280,9 +273,7 @@ def _from_cfg(
     heads: Mapping[str, Head],
     normalized: Sequence[str],
 ) -> dict[str, Any]:
-    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors joined into
-    one, or both.
-    """
+    """Make a .cfg file's model for these inputs and heads: an image, vectors joined into one, or both."""
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
@@ -339,9 +330,7 @@ def _is_softmax(model: Any, index: int) -> bool:
 
 
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a whole model's outputs against the heads, in order, and add the heads that are learned
-    constants.
-    """
+    """Check a whole model's outputs against the heads, in order, and add those that are constants."""
     k = keras()
     if isinstance(called, Mapping) and list(called) != sorted(called):
         raise SpecError(

@@ -92,11 +92,7 @@ class Evaluation:
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
-        """Run the episodes that are due at a step of training, by the policy's best actions.
-
-        Returns:
-            The episodes; None if `stop` was True before all of them had ended.
-        """
+        """Run the episodes due at a step, by the policy's best actions; None if `stop` was True before."""
         seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
         finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
         return finished if len(finished) == self.episodes else None
