@@ -352,8 +352,8 @@ class ACER:
             params, state._replace(variables=variables), self, block
         )
         optimizer, has_rows = updates.optimizer(self.config), jnp.any(block.valid)
-        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=has_rows)
-        params = self.model.averaged(params, variables, block.observation, there=has_rows)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, has_rows=has_rows)
+        params = self.model.averaged(params, variables, block.observation, has_rows=has_rows)
         average = optimise.interpolate(params, state.average, self.config.ema_alpha)
         average = jax.tree.map(functools.partial(jnp.where, has_rows), average, state.average)
         state = state._replace(

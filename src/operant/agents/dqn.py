@@ -300,14 +300,16 @@ class DQN(QLearner):
             learning = slice(c.burn_in, c.burn_in + c.sequence_length)
             has_rows = jnp.any(batch.valid[learning] if self.model.recurrent else batch.weight > 0)
             learned, opt_state, info = optimise.apply(
-                optimizer, learned, state.optimizer, grads, there=has_rows
+                optimizer, learned, state.optimizer, grads, has_rows=has_rows
             )
             if c.prioritized:
                 memory = self.memory.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             before = self.model.learning(state.variables, step_key)
             state = self._put(state, learned)._replace(optimizer=opt_state)
-            params = self.model.averaged(state.variables["params"], before, batch.observation, there=has_rows)
+            params = self.model.averaged(
+                state.variables["params"], before, batch.observation, has_rows=has_rows
+            )
             return (state._replace(variables={**state.variables, "params": params}), memory), metrics
 
         number = jnp.where(ready, c.gradient_steps, 0)

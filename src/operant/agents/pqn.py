@@ -162,8 +162,8 @@ class PQN(QLearner):
             before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = gradient(params, frozen, self, rows, part.carry)
             has_rows = jnp.any(rows.valid)
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=has_rows)
-            params = self.model.averaged(params, before, rows.observation, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, has_rows=has_rows)
+            params = self.model.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), updates.applying(metrics, has_rows)
 

@@ -192,7 +192,9 @@ class TRPO(ActorCritic):
         block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
         before = self.model.learning(actor, key)
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
-        params = self.model.averaged(actor["params"], before, block.observation, there=jnp.any(block.valid))
+        params = self.model.averaged(
+            actor["params"], before, block.observation, has_rows=jnp.any(block.valid)
+        )
         actor = {**actor, "params": params}
         fit = CriticBatch(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
@@ -285,9 +287,9 @@ class TRPO(ActorCritic):
             frozen = self.critic.learning(critic, part.key)["state"]
             grads, metrics = jax.grad(value_loss, has_aux=True)(old, frozen, self, rows, part.carry)
             has_rows = jnp.any(rows.valid)
-            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, has_rows=has_rows)
             before: Tree = {"params": old, "state": frozen}
-            params = self.critic.averaged(params, before, rows.observation, there=has_rows)
+            params = self.critic.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), updates.applying(metrics, has_rows)
 

@@ -166,7 +166,7 @@ class Model:
         return {**variables, "state": {k: x for k, x in variables["state"].items() if k != LEARNING}}
 
     def averaged(
-        self, params: Arrays, variables: Variables, observation: Arrays, *, there: Array | None = None
+        self, params: Arrays, variables: Variables, observation: Arrays, *, has_rows: Array | None = None
     ) -> Arrays:
         """Return parameters with the running averages moved by the batch of a gradient step.
 
@@ -177,7 +177,7 @@ class Model:
             variables: those with which the loss called the model: from before the step, returned by
                 `learning`.
             observation: the step's batch, as in `apply`.
-            there: whether any of its rows counts (default: some do); if none does, the averages stay.
+            has_rows: whether any of its rows counts (default: some do); if none does, the averages stay.
         """
         if not self.averages:
             return params
@@ -185,8 +185,8 @@ class Model:
         old = variables["params"]
         # The optimizer skips a batch with a NaN in it as well.
         moves = {k: jnp.all(jnp.isfinite(after[k])) for k in self.averages}
-        if there is not None:
-            moves = {k: finite & there for k, finite in moves.items()}
+        if has_rows is not None:
+            moves = {k: finite & has_rows for k, finite in moves.items()}
         moved = {k: jnp.where(moves[k], after[k], old[k]) for k in self.averages}
         return {**params, **moved}
 
@@ -311,10 +311,8 @@ class Model:
     def observe(self, variables: Variables, observation: Arrays, valid: Array) -> Variables:
         """Add rows to the running moments of the normalised inputs; without any, return the variables.
 
-        Args:
-            variables: as from `init`.
-            observation: components `[T, *B, *leaf.shape]`; rows beyond those of `valid` are ignored.
-            valid: `[T, *B]`, False on rows that do not count.
+        The observation has components `[T, *B, *leaf.shape]`, of which rows beyond those of `valid` `[T, *B]`
+        are ignored; it is False on rows that do not count.
         """
         state = dict(variables["state"])
         for name, layer in self._normalized.items():

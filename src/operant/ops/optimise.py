@@ -284,19 +284,23 @@ def without_decay(
 
 
 def apply(
-    optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree, *, there: Bool[Array, ""] | None = None
+    optimizer: Optimizer,
+    params: Tree,
+    opt_state: Tree,
+    grads: Tree,
+    *,
+    has_rows: Bool[Array, ""] | None = None,
 ) -> tuple[Tree, Tree, Metrics]:
-    """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they
-    are, bit for bit.
+    """Take one step; if the gradient or the step is not finite, parameters and state stay, bit for bit.
 
     Args:
         optimizer: from `optimizer`.
         params: parameters.
         opt_state: state that `optimizer.init(params)` or an earlier step returned.
         grads: gradient, a tree like `params`.
-        there: whether there is a step to take (default: yes). Without any data there is none, though momentum
-            would move the parameters on a gradient of 0. If False, nothing changes, and the step does not
-            count as skipped.
+        has_rows: whether there is a step to take (default: yes). Without any data there is none, though
+            momentum would move the parameters on a gradient of 0. If False, nothing changes, and the step does
+            not count as skipped.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32
@@ -310,13 +314,13 @@ def apply(
     # overflows.
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(old, updates)
-    taken = finite if there is None else finite & there
+    taken = finite if has_rows is None else finite & has_rows
 
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(taken, new, old)
 
     kept, opt_state = jax.tree.map(keep, (new, new_state), (old, opt_state))
-    left_out = ~finite if there is None else ~finite & there
+    left_out = ~finite if has_rows is None else ~finite & has_rows
     info = {"grad_norm": grad_norm, "skipped": left_out.astype(jnp.float32)}
     return optimizer.unform(kept, params), opt_state, info
 

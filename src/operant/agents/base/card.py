@@ -17,8 +17,7 @@ SLOTS = ("model", "actor_model", "critic_model")
 
 
 class Card(Mapping[str, Any]):
-    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent
-    its files.
+    """A read-only mapping: `module`, `agent` (the class that trains it), and the files of each network.
 
     Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there
     are none.

@@ -186,15 +186,10 @@ class _Computations:
 class CompiledAgent:
     """A `TrainState` of `n` actors with its compiled functions; `key` is the root of all randomness.
 
-    Args:
-        learner: what they do.
-        key: root of all randomness.
-        n: how many actors there are.
-        device: where the arrays are; None: JAX's own choice.
-        precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
-        guard: makes the context around each call that consumes the state. If nothing else makes an
-            interruption wait for the end of such a call, it is `operant.training.signals.held`, which takes
-            10 µs.
+    Without a device arrays are where JAX chooses, and so is the precision of matrix products and convolutions
+    (see `jax.default_matmul_precision`). `guard` makes the context around each call that consumes the state.
+    If nothing else makes an interruption wait for the end of such a call, it is
+    `operant.training.signals.held`, which takes 10 µs.
     """
 
     def __init__(

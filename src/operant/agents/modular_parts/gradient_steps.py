@@ -111,7 +111,7 @@ def fit(
     *,
     whole: bool = False,
 ) -> tuple[Tree, Tree, Metrics]:
-    """Take the planned gradient steps on the mean loss.
+    """Take the planned gradient steps on the mean loss of rows; if none counts, nothing changes.
 
     Args:
         loss: of single rows.
@@ -119,7 +119,7 @@ def fit(
         opt_state: of the optimizer.
         optimizer: takes the steps.
         rows: leaves `[R, ...]`.
-        counts: which rows make the batch. If there are none, nothing changes.
+        counts: which rows make the batch.
         plan: how many steps on how many rows.
         key: consumed, for the samples and the noise of networks.
         learning: for networks that compute different functions in training and in use.

@@ -216,8 +216,7 @@ class PolicyGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeterministicGradient(Networks):
-    """A deterministic policy ascends the values of its actions, which the baseline learns for states and
-    actions.
+    """A deterministic policy ascends the values of its actions, learned by the baseline.
 
     L = -Q(s, μ(s)) with Q held fixed (Silver et al. 2014, equation 9), and the error of Q(s, a) against its
     target, which bootstraps from Q_target(s', μ_target(s')) (Lillicrap et al. 2016). For networks, actions

@@ -31,15 +31,9 @@ class Estimate(NamedTuple):
 def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
     """Run a model over successive rows; a recurrent one from `carry`, starting anew after each invalid row.
 
-    Args:
-        model: the network.
-        variables: its variables.
-        observation: leaves `[R, N, ...]`.
-        carry: recurrent state before row 0, leaves `[N, ...]`.
-        valid: `[R, N]`, or `[R - 1, N]` as in a block, whose observation has one more row.
-
-    Returns:
-        Outputs by head, `[R, N, *head.shape]`.
+    The observation has leaves `[R, N, ...]`, the carry (before row 0) `[N, ...]`, and `valid` is `[R, N]`, or
+    `[R - 1, N]` as in a block, whose observation has one more row. Returns outputs by head, `[R, N,
+    *head.shape]`.
     """
     if not model.recurrent:
         return model.apply(variables, observation)[0]

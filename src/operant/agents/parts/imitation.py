@@ -41,13 +41,8 @@ def value(
 def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
     """Return by how much values come too near demonstrated ones' (Hester et al. 2018, equation 5).
 
-    max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows.
-
-    Args:
-        q_values: `[*B, *shape, K]` by action name.
-        action: `[*B, *shape]`, the actions taken.
-        masks: `[*B, *shape, K]` where actions are masked.
-        valid: which rows count.
+    max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows. By action name
+    `q_values` are `[*B, *shape, K]`, the actions taken `[*B, *shape]`, and masks `[*B, *shape, K]`.
     """
     margins = []
     for name, q in q_values.items():

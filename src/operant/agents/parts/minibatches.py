@@ -73,8 +73,7 @@ def gradient_steps(
         first: metrics of a step that was taken before, to be averaged with those of the others.
 
     Returns:
-        The state after the steps, and the mean of every metric over those to which it applies (NaN: none),
-        of those in `STEP_COUNTS` the sum.
+        The state, and every metric's mean over the steps it applies to (NaN: none), of `STEP_COUNTS` the sum.
     """
     metrics = MetricAccumulator()
 
@@ -133,8 +132,7 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        The state after the last step, and the mean of every metric over the steps to which it applies, of
-        those in `STEP_COUNTS` the sum.
+        The state, and every metric's mean over the steps it applies to, of those in `STEP_COUNTS` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another

@@ -352,11 +352,11 @@ class ContinuousActorCritic(abc.ABC):
         """Step all critics together, and move their running averages; the state is from `learning`."""
         has_rows = jnp.any(batch.weight > 0)
         params, optimizer, info = optimise.apply(
-            self.critic_optimizer, params, optimizer, grads, there=has_rows
+            self.critic_optimizer, params, optimizer, grads, has_rows=has_rows
         )
         inputs = self._inputs(batch.now.observation, batch.action)
         params = tuple(
-            model.averaged(critic_params, getattr(state, name), inputs, there=has_rows)
+            model.averaged(critic_params, getattr(state, name), inputs, has_rows=has_rows)
             for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
         )
         taken = (info["skipped"] == 0) & has_rows

@@ -50,13 +50,8 @@ class ExpectedValue:
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
         """Compare outputs with the target r + γ · following, a constant: squared (or Huber) TD error.
 
-        Its size is the priority.
-
-        Args:
-            taken: `[B, E, *atoms]`.
-            reward: `[B, 1]`.
-            discount: `[B, E]` or `[B, 1]`, 0 where nothing follows.
-            following: `[B, E, *atoms]`.
+        Its size is the priority. What was taken and what follows is `[B, E, *atoms]`, the reward `[B, 1]`,
+        the discount `[B, E]` or `[B, 1]`, 0 where nothing follows.
         """
         error = jax.lax.stop_gradient(reward + discount * following) - taken
         loss = losses.squared(error) if self.huber is None else losses.huber(error, delta=self.huber)
