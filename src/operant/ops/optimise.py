@@ -299,8 +299,8 @@ def apply(
         opt_state: state that `optimizer.init(params)` or an earlier step returned.
         grads: gradient, a tree like `params`.
         has_rows: whether there is a step to take (default: yes). Without any data there is none, though
-            momentum would move the parameters on a gradient of 0. If False, nothing changes, and the step does
-            not count as skipped.
+            momentum would move the parameters on a gradient of 0. If False, nothing changes, and the step
+            does not count as skipped.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32
