@@ -301,8 +301,8 @@ class Compiled(NamedTuple):
 
 
 def absorb(made: Learner, train: TrainState, block: Rollout) -> tuple[TrainState, Metrics]:
-    """Learn from a block under the key of the run's next update."""
-    return made.update(train, block, made.update_key(train.key, train.counters.updates))
+    """Learn from a block under the key of the run's next call."""
+    return made.update(train, block, made.update_key(train.key, train.counters.rows // jnp.uint32(made.rows)))
 
 
 @functools.cache

@@ -69,8 +69,11 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
     assert compare.differences(*newest) == []
     found = rows()
     steps, counts = np.unique(found["step"], return_counts=True)
-    assert list(counts) == [5, 5, 5] and [step // 200 for step in steps] == [1, 2, 3]
-    assert all(step % 200 < 2 * 5 for step in steps)  # as soon as the block is complete
+    assert list(counts) == [5, 5, 5] and [step // 200 for step in steps[:2]] == [1, 2]
+    assert all(step % 200 < 2 * 5 for step in steps[:2])  # as soon as the block is complete
+    assert (
+        steps[2] == checkpoint.read_header(newest[0])["training"]["step"] < 600
+    )  # of whole blocks, at the end
     for step in steps:
         at = found["step"] == step
         np.testing.assert_allclose(found["mean_reward"][at], found["episode_reward"][at].mean())
@@ -144,7 +147,7 @@ def test_runs_are_listed(capsys):
         "jax:CartPole-v1",
         1,
     )
-    assert entry.ended == "max_steps" and entry.step >= 300 and entry.episodes >= len(entry.rewards) > 0
+    assert entry.ended == "max_steps" and entry.step > 280 and entry.episodes >= len(entry.rewards) > 0
     mean = f"{np.mean(entry.rewards):.2f}"
     assert "a2c on jax:CartPole-v1, seed 1; max steps" in shown and shown.startswith("runs/one\n")
     assert f"mean return {mean}, best evaluation {entry.best_evaluation:.2f}" in shown
@@ -196,8 +199,10 @@ def test_checkpoints_come_after_the_evaluations_that_they_count():
 def test_a_run_without_evaluations_can_be_resumed_with_them():
     train(plan(max_steps=300))
     train(resumed("run", {"max_steps": 450, "eval_frequency": 100}))
-    train(resumed("run", {"max_steps": 600}))  # it still evaluates
-    assert [step // 100 for step in np.unique(rows()["step"])] == [3, 4, 5, 6]
+    train(
+        resumed("run", {"max_steps": 600})
+    )  # it still evaluates, the last time at its end, after whole blocks
+    assert [step // 100 for step in np.unique(rows()["step"])] == [2, 3, 4, 5, 5]
 
 
 def test_an_interrupted_evaluation_is_made_up_for(monkeypatch):

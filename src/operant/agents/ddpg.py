@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.ddpg_options import DDPGConfig as Config
 from operant.agents.parts import off_policy
 from operant.agents.parts.action_scaling import unit_heads
@@ -49,6 +50,7 @@ class State(NamedTuple):
     critic_optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    update_count: UpdateCount
 
 
 def critic_loss(
@@ -95,6 +97,7 @@ class DDPG(ContinuousActorCritic):
             actor_optimizer=self.actor_optimizer.init(actor),
             critic_optimizer=self.critic_optimizer.init((critic,)),
             reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def greedy(self, outputs: Arrays) -> Arrays:

@@ -59,6 +59,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCount
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
@@ -86,6 +87,7 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
     noise: Tree
     """`Noise`, or `()` without `noisy`."""
+    update_count: UpdateCount
 
 
 class Outputs(NamedTuple):
@@ -157,7 +159,7 @@ def td_loss(values: ValueHead, outputs: Outputs, batch: Transition) -> tuple[Arr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN(QLearner):
+class DQN(ReplayCounter, QLearner):
     """DQN for int and bool actions, masked ones included."""
 
     config: Config
@@ -229,7 +231,7 @@ class DQN(QLearner):
         noise: Tree = ()
         if c.noisy:
             noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, Purpose.PERTURBATION))
-        state = State(variables, (), (), updates.reward_scale(c, self.actors), noise)
+        state = State(variables, (), (), updates.reward_scale(c, self.actors), noise, UpdateCount.zero())
         learned = self.learned(state)
         target = jax.tree.map(jnp.copy, learned)
         return state._replace(target=target, optimizer=updates.optimizer(c).init(learned))
@@ -272,19 +274,17 @@ class DQN(QLearner):
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
-        """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
+        """Take `gradient_steps` steps if an update is due, then sync the target when that is due."""
         scale, _ = updates.scale_block(self.config, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
-        initial = self.config.initial_size
-        ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
-        if self.model.recurrent:
-            ready &= Replay.has_sequence(memory, self.sequence_rows)
-        state, memory, metrics = self._replay(state, memory, ready, key)
+        due = self.due(state, memory, block, counters)
+        state, memory, metrics = self._replay(state, memory, due, key)
+        state = state._replace(update_count=state.update_count.after(due))
         metrics |= {"explore/epsilon": self.epsilon(counters), "update/lr": updates.lr(self.config)}
         return self._sync(state, block, counters), memory, metrics
 
-    def _replay(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
+    def _replay(self, state: State, memory: Tree, due: Array, key: Key) -> tuple[State, Tree, Metrics]:
         c, optimizer = self.config, updates.optimizer(self.config)
         keys = key_of_step(key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps))
         gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
@@ -312,7 +312,7 @@ class DQN(QLearner):
             )
             return (state._replace(variables={**state.variables, "params": params}), memory), metrics
 
-        number = jnp.where(ready, c.gradient_steps, 0)
+        number = jnp.where(due, c.gradient_steps, 0)
         (state, memory), metrics = gradient_steps(step, (state, memory), drawn, number, c.gradient_steps)
         return state, memory, metrics
 

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import UpdateCount, UpdateCounter
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modular_parts.gradient_steps import (
@@ -87,12 +88,9 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
     last: Array
     """Timesteps or episodes at the last update."""
-    update_count: Array
-    """Updates so far."""
+    update_count: UpdateCount
     noise: Tree
     """Key of the noise on parameters; `()` without."""
-    forced: Array
-    """Whether the next call of `update` makes one, due or not."""
 
 
 class ModularPolicyState(NamedTuple):
@@ -134,7 +132,7 @@ def _served(config: Config, spaces: Spaces) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Modular:
+class Modular(UpdateCounter):
     """The modular agent for any mix of float, int and bool actions, masked ones included."""
 
     config: Config
@@ -215,9 +213,8 @@ class Modular:
             baseline_optimizer=(),
             reward_scale=updates.reward_scale(c, self.actors),
             last=jnp.zeros((), jnp.uint32),
-            update_count=jnp.zeros((), jnp.uint32),
+            update_count=UpdateCount.zero(),
             noise=() if c.variable_noise is None else fold(key, len(start)),
-            forced=jnp.zeros((), jnp.bool_),
         )
         together, separate = self._learned(state)
         optimizers = self._optimizers()
@@ -253,17 +250,9 @@ class Modular:
         baseline = weights.get("baseline", state.baseline)
         return self._synced(state._replace(variables=weights["model"], baseline=baseline))
 
-    def updates(self, state: State) -> Array:
-        """Return how many updates were made: most calls of `update` may only check whether one is due."""
-        return state.update_count
-
-    def force_update(self, state: State) -> State:
-        """Return a state whose next call of `update` makes one, due or not."""
-        return state._replace(forced=jnp.ones((), jnp.bool_))
-
     def resumed(self, state: State, counters: Counters) -> State:
         """Return a state that continues counting from these counters."""
-        return state._replace(update_count=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
+        return super().resumed(state, counters)._replace(last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> ModularPolicyState:
         """Acting needs the network and, with `variable_noise`, a noisy copy of it for every block."""
@@ -330,15 +319,13 @@ class Modular:
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
-        return (
-            counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
-        )
+        return counters.episodes if self.config.unit == "episodes" else counters.timesteps
 
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
         """Return whether an update is due, timesteps or episodes so far, and by how many it is late.
 
-        All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency`
-        after the last one, but not before `start`, and is late by what has passed since both.
+        A block is added at once, so an update is late by less than a block. It is due `frequency` after the
+        last one was, but not before `start`, and is late by what has passed since both.
         """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
@@ -347,10 +334,10 @@ class Modular:
         passed, start = since >= every, jnp.asarray(c.start, jnp.float32)
         begun = now.astype(jnp.float32) >= start
         beyond = jnp.minimum(since - every, now.astype(jnp.float32) - start)
-        late = jnp.clip(beyond, 0.0, self.actors - 1.0).astype(jnp.int32)
+        late = jnp.clip(beyond, 0.0, self.rows * self.actors - 1.0).astype(jnp.int32)
         if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
             begun &= self.memory.begun(memory, start)
-        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.forced, now, late
+        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.update_count.forced, now, late
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
@@ -377,7 +364,12 @@ class Modular:
             due.astype(jnp.int32),
         )
         metrics["update/lr"] = updates.lr(self.config)
-        state = state._replace(last=jnp.where(due, now, state.last), forced=jnp.zeros((), jnp.bool_))
+        if self.config.unit == "timesteps":
+            now -= late.astype(jnp.uint32)
+        state = state._replace(
+            last=jnp.where(due, now, state.last),
+            update_count=state.update_count._replace(forced=jnp.zeros((), jnp.bool_)),
+        )
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
@@ -446,7 +438,8 @@ class Modular:
             state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
         metrics |= watched
         has_rows = jnp.any(counts)
-        state = state._replace(update_count=state.update_count + has_rows.astype(jnp.uint32))
+        number = state.update_count.made + has_rows.astype(jnp.uint32)
+        state = state._replace(update_count=state.update_count._replace(made=number))
         return self._follow(state, has_rows), metrics
 
     def _learning(
@@ -527,5 +520,5 @@ class Modular:
             return state
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
-        share = jnp.where(has_rows & (state.update_count % every == 0), weight, 0.0)
+        share = jnp.where(has_rows & (state.update_count.made % every == 0), weight, 0.0)
         return state._replace(target=optimise.interpolate(state.target, followed, share))

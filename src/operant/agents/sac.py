@@ -32,6 +32,7 @@ import numpy as np
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
@@ -59,6 +60,7 @@ class State(NamedTuple):
     temperature_optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    update_count: UpdateCount
 
 
 def critic_loss(
@@ -137,6 +139,7 @@ class SAC(ContinuousActorCritic):
             critic_optimizer=self.critic_optimizer.init(critics),
             temperature_optimizer=self.temperature_optimizer.init(log_temperature),
             reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def temperature(self, state: State) -> Array:
@@ -221,6 +224,7 @@ class SAC(ContinuousActorCritic):
             critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
             reward_scale=state.reward_scale,
+            update_count=state.update_count,
         )
         return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 

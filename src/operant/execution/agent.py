@@ -14,7 +14,7 @@ import numpy as np
 from operant import checkpoint
 from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
 from operant.agents.base.learner import TrainState, without_buffer
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
     CheckpointError,

@@ -33,10 +33,10 @@ class RecentState(NamedTuple):
     """False also where nothing has been written yet."""
     extras: Tree
     arrived: UInt32[Array, "L+1 N"]
-    """Number of each row in the order in which rows of all actors came, modulo 2^32. Rows that only fill up a
-    rollout get no new number."""
+    """Number of each row in the order in which environment steps of all actors came, from 1, modulo 2^32. A
+    row without one has the number of the next that comes."""
     total: UInt32[Array, ""]
-    """Number of the newest row."""
+    """Number of the newest environment step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +97,8 @@ class Recent:
         slots_of_observations = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
         rows = slots_of_observations[:-1]
 
-        # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a
-        # rollout.
-        before = state.valid[(start - 1) % slots, where[None]]
-        came = rollout.valid | jnp.concatenate([before, rollout.valid[:-1]])
-        arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)
+        steps = jnp.cumsum(rollout.valid.reshape(-1), dtype=jnp.uint32).reshape(T, n)
+        arrived = state.total + steps + jnp.where(rollout.valid, jnp.uint32(0), jnp.uint32(1))
 
         def put(ring: Array, new: Array) -> Array:
             return ring.at[rows, where[None]].set(new)
@@ -120,7 +117,7 @@ class Recent:
             valid=put(state.valid, rollout.valid).at[slots_of_observations[-1], where].set(False),
             extras=jax.tree.map(put, state.extras, rollout.extras),
             arrived=put(state.arrived, arrived),
-            total=arrived[-1, -1],
+            total=state.total + steps[-1, -1],
         )
 
     def rollout(self, state: RecentState) -> Rollout:
@@ -143,7 +140,10 @@ class Recent:
         )
 
     def age(self, state: RecentState) -> UInt32[Array, "L N"]:
-        """Return how many rows, of all actors, have come after each row of `rollout`; the newest has 0."""
+        """Return how many environment steps, of all actors, have come after each row of `rollout`.
+
+        The newest step has 0, a row after it that holds none 2^32 - 1: the step of its number is to come.
+        """
         column = jnp.arange(self.columns, dtype=jnp.int32)[None]
         return state.total - state.arrived[self._order(state)[:-1], column]
 

@@ -93,9 +93,11 @@ class Console(Logger):
             return
         self._episodes += len(episodes)
         last = episodes[-1]
-        self._mean = last.mean_reward
+        if math.isfinite(last.mean_reward):
+            self._mean = last.mean_reward
         if not self._lines:
-            self._best = last.best_reward
+            if math.isfinite(last.best_reward):
+                self._best = last.best_reward
             self._show(last.step, last.time)
 
     def record(self, record: Record) -> None:

@@ -52,9 +52,9 @@ class EpisodeRecord(NamedTuple):
     length: int
     actor: int
     mean_reward: float
-    """Mean of the last episodes, this one included."""
+    """Mean of the last episodes, this one included; NaN in the warm-up, whose actions are random."""
     best_reward: float
-    """Best mean so far, this one included."""
+    """Best mean so far, this one included; NaN in the warm-up."""
     info: Mapping[str, float] = MappingProxyType({})
     """What the environment reported at its last step, by name in `info_keywords`; NaN: nothing."""
 

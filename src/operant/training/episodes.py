@@ -101,6 +101,10 @@ class RollingScore:
         self.best = max(self.best, mean)
         return mean
 
+    def count(self) -> None:
+        """Count an episode of the warm-up, whose actions are no policy's."""
+        self.episodes += 1
+
     def improved(self) -> bool:
         """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping.
 

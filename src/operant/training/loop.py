@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     @property
     def summary(self) -> str:
         """One line for the user."""
-        mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
+        mean = f"{self.mean_reward:.2f}" if math.isfinite(self.mean_reward) else "-"
         counts = f"{self.step} steps, {self.episodes} episodes, mean return {mean}"
         if self.skipped:
             counts += f", {self.skipped} gradient step(s) left out"
@@ -119,6 +119,7 @@ class TrainingLoop:
         self._ending = False  # everywhere
         self.memory_anew = False
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
+        self._warmup = driver.learner.warmup
         self._begun = self._saved = 0.0
         self._saved_step = 0
         self._logged = 0.0, 0
@@ -138,6 +139,16 @@ class TrainingLoop:
     def own_steps(self) -> int | None:
         """Most environment steps of the agent itself, without those of a history before; None: no limit."""
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
+
+    @property
+    def _counted(self) -> int:
+        """Steps as `max_steps` counts them: environment steps, or where each block is a rollout the rows of
+        whole ones, so that as many are run as `max_steps` has room for, however short episodes are.
+        """
+        if not self.driver.learner.learns_from_every_block:
+            return self.step
+        rows = (self._earlier + self._collected) * self.driver.block_steps
+        return self.progress.origin.step + rows
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
         """Continue from a checkpoint (if it fits: CheckpointError), but keep the options in `changed`."""
@@ -258,7 +269,7 @@ class TrainingLoop:
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
             if self.run.max_steps is not None:
-                left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+                left = min(left, math.ceil((self.run.max_steps - self._counted) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
         if self.driver.processes == 1:  # processes that train together make the same calls
@@ -326,8 +337,10 @@ class TrainingLoop:
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
-        evaluation, last = self.evaluation, self.progress.evaluated
-        if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
+        evaluation, last, step = self.evaluation, self.progress.evaluated, self.step
+        if self.run.max_steps is not None and self._counted >= self.run.max_steps:
+            step = max(step, self.run.max_steps)  # what is due by the end of the run is not left out
+        if evaluation is None or step // evaluation.frequency == last.step // evaluation.frequency:
             return {}
         began = time.perf_counter()
         try:
@@ -409,11 +422,15 @@ class TrainingLoop:
     def _account(self, finished: Sequence[EpisodeResult]) -> None:
         episodes, score = [], self.progress.score
         for ended in finished:
-            mean = score.add(ended.reward, ended.length, ended.info)
             step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
-            self.progress.monitor.check(step, score)
+            mean = best = math.nan
+            if ended.step <= self._warmup:
+                score.count()
+            else:
+                mean, best = score.add(ended.reward, ended.length, ended.info), score.best
+                self.progress.monitor.check(step, score)
             episode = ended.reward, ended.length, ended.actor
-            episodes.append(EpisodeRecord(step, seconds, *episode, mean, score.best, ended.info))
+            episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
 
@@ -447,12 +464,13 @@ class TrainingLoop:
                 stacklevel=3,
             )
         score = self.progress.score
+        if score.episodes:
+            values["episode/count"] = float(score.episodes)
         if score.rewards:
             values["episode/reward_mean"] = score.mean
             values["episode/reward_min"] = min(score.rewards)
             values["episode/reward_max"] = max(score.rewards)
             values["episode/length_mean"] = score.mean_length
-            values["episode/count"] = float(score.episodes)
             values["episode/reward_best"] = score.best
             for name, value in info_means(score.infos).items():
                 values[f"episode/{name}"] = value
@@ -473,7 +491,7 @@ class TrainingLoop:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
             return "target"
-        if run.max_steps is not None and self.step >= run.max_steps:
+        if run.max_steps is not None and self._counted >= run.max_steps:
             return "max_steps"
         return None
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.learner import Learner, PolicyState, TrainState
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.update_counter import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Key, Rollout, Tree

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float
 
 from operant.agents.base import updates
 from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
-from operant.agents.base.protocol import Algorithm, Counters, UpdateCounter, count_valid, counted, fold
+from operant.agents.base.protocol import Algorithm, Counters, count_valid, counted, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCounter
 from operant.errors import SpecError
 from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
@@ -66,6 +67,17 @@ class Learner:
         self.algorithm = algorithm
         self.names = traced(type(algorithm.config))
         self.metrics = MetricAccumulator()
+
+    @property
+    def learns_from_every_block(self) -> bool:
+        """Whether a block is a rollout, and each makes an update."""
+        return not isinstance(self.algorithm, UpdateCounter)
+
+    @property
+    def warmup(self) -> int:
+        """Environment steps with random actions, before the first update."""
+        algorithm = self.algorithm
+        return int(algorithm.config.initial_size) if isinstance(algorithm, ReplayCounter) else 0
 
     @property
     def rows(self) -> int:

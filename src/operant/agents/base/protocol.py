@@ -7,7 +7,7 @@ write one.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Counters(NamedTuple):
     """Environment steps of all actors."""
     episodes: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    """Updates made: calls of `update`, unless the algorithm counts for itself (`UpdateCounter`)."""
+    """Updates made: calls of `update`, unless not each makes one (see `update_counter`)."""
     rows: UInt32[Array, ""]
     """Rows per actor: the randomness of acting is derived from them."""
 
@@ -107,23 +107,6 @@ class Algorithm(Protocol):
             The new state, the memory (priorities may have changed), and scalars by documented name. A metric
             that does not apply this time is NaN and is left out of averages.
         """
-        ...
-
-
-@runtime_checkable
-class UpdateCounter(Protocol):
-    """An algorithm in which not every call of `update` makes an update."""
-
-    def updates(self, state: Tree) -> Array:
-        """Return how many updates a state has seen."""
-        ...
-
-    def force_update(self, state: Tree) -> Tree:
-        """Return a state whose next call of `update` makes an update, due or not."""
-        ...
-
-    def resumed(self, state: Tree, counters: Counters) -> Tree:
-        """Return a state that counts on from these counters, as if the last update had just been made."""
         ...
 
 

@@ -78,8 +78,8 @@ class BatchPreparation:
     target: Tree
     reward_scale: Tree
     late: Array | int = 0
-    """Timesteps or episodes by which this update comes late, since all actors add theirs at once: it takes
-    as many more."""
+    """Timesteps or episodes by which this update comes late, since a block is added at once. The rows of
+    these timesteps are left to the next update; episodes are taken in addition."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
         """Return the predicted values of rows."""
@@ -128,12 +128,17 @@ class BatchPreparation:
     def _recent(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
         c = self.config
         assert isinstance(self.memory, Recent)
-        block, age, count = self.memory.rollout(memory), self.memory.age(memory), c.batch_size + self.late
+        block, age = self.memory.rollout(memory), self.memory.age(memory)
         if c.unit == "episodes":
-            counts = newest_episodes(block, age, count)
-        else:
-            counts = newest(block, known(block, 1 if c.bootstraps else c.horizon), age, count)
-        return self._judged(block, counts)
+            return self._judged(block, newest_episodes(block, age, c.batch_size + self.late))
+        known_at = known(block, 1 if c.bootstraps else c.horizon)
+        rows, counts = self._judged(block, newest(block, known_at, age, c.batch_size, self.late))
+        if self.recurrent:
+            return rows, counts
+        # The memory has room for short episodes, each with a row more: gradient steps need not pass over it.
+        (index,) = jnp.nonzero(counts, size=min(len(counts), c.batch_size), fill_value=0)
+        taken = jnp.arange(len(index)) < jnp.sum(counts, dtype=jnp.int32)
+        return jax.tree.map(lambda x: x[index], rows), taken
 
     def _judged(self, block: Rollout, counts: Array) -> tuple[Rows, Array]:
         """Return a block's first L rows with returns and advantages, and which count: `counts` `[L, N]`.

@@ -74,15 +74,20 @@ def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
 
 
 def newest(
-    block: Rollout, known_at: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Rollout,
+    known_at: Int[Array, "L N"],
+    age: UInt32[Array, "L N"],
+    count: Int[Array, ""] | int,
+    skip: Int[Array, ""] | int = 0,
 ) -> Bool[Array, "L N"]:
-    """Return the rows whose returns became known with the newest `count` rows of any actors.
+    """Return the rows whose returns became known with the newest `count` steps of any actors.
 
-    If `count` is the number of rows since the last update, every row is chosen once: with the row that made
-    it known (`known_at`, from `known`). `age` is how many rows came after each.
+    Apart from the last `skip`. If `count` is the number of steps since the last update, every row is chosen
+    once: with the row that made it known (`known_at`, from `known`). `age` is how many steps came after each.
     """
     behind = jnp.concatenate([age, jnp.full_like(age[:1], NEVER)])
     since = jnp.take_along_axis(behind, known_at, axis=0)
+    since -= jnp.asarray(skip).astype(jnp.uint32)  # those that are skipped come out large
     return block.valid & (since < jnp.asarray(count).astype(jnp.uint32))
 
 

@@ -57,18 +57,17 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
     """Return how many rows per actor a batch of the newest steps or episodes may take, and `warmup` more.
 
-    One of several actors may contribute twice its share of timesteps: last observations are rows too, so
-    actors get out of step, and a block may hold one of them twice. And an update may come late, since all of
-    them add rows or episodes at once.
+    Timesteps take up to twice as many rows: one more holds the last observation of each episode. One of
+    several actors may contribute twice its share, since they get out of step and a block may hold one of them
+    twice. And an update may come late, by less than a block.
 
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
     """
     share = math.ceil(config.batch_size / actors)
-    least, most = _room(config, share, warmup), share
-    if actors > 1:
-        late = math.ceil((config.batch_size + actors - 1) / actors)
-        most = late if config.unit == "episodes" else 2 * share
+    least, most = _room(config, share, warmup), 2 * (share + rows) * min(actors, 2)
+    if config.unit == "episodes":
+        most = math.ceil((config.batch_size + actors - 1) / actors)
     if config.capacity is not None:
         held = config.capacity // actors
         if held < max(least or 1, rows):

@@ -20,6 +20,7 @@ import numpy as np
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import ReplayCounter
 from operant.agents.options.shared_options import ContinuousConfig
 from operant.agents.parts import imitation, sequences
 from operant.agents.parts.action_scaling import (
@@ -97,11 +98,11 @@ class CriticStep(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ContinuousActorCritic(abc.ABC):
+class ContinuousActorCritic(ReplayCounter, abc.ABC):
     """Base of the algorithms: they add `init`, the policy (`heads`, `greedy`, `exploring`), and a step.
 
-    Its state has the field `reward_scale` and, for each of the `models`, its variables under its name; the
-    targets' parameters have the same names, prefixed with `target_`.
+    Its state has the fields `reward_scale` and `update_count` and, for each of the `models`, its variables
+    under its name; the targets' parameters have the same names, prefixed with `target_`.
     """
 
     config: Any
@@ -386,10 +387,7 @@ class ContinuousActorCritic(abc.ABC):
         }
         state = state._replace(**observed, reward_scale=scale)
         most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
-        count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
-        ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
-        if self.recurrent:
-            ready &= Replay.has_sequence(memory, self.sequence_rows)
+        due = self.due(state, memory, block, counters)
         # Two keys per step, hashed: a cipher's loop for them would take as long as a small network's step.
         words = prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
         keys = key_of_step(jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)))
@@ -402,8 +400,9 @@ class ContinuousActorCritic(abc.ABC):
             ), step_key
 
         state, metrics = gradient_steps(
-            lambda state, batch: self.step(state, *batch), state, drawn, jnp.where(ready, count, 0), most
+            lambda state, batch: self.step(state, *batch), state, drawn, jnp.where(due, most, 0), most
         )
+        state = state._replace(update_count=state.update_count.after(due))
         return state, {**metrics, "update/lr": updates.lr(c)}
 
     def _sampled(self, memory: Tree, key: Key) -> ReplayBatch:

@@ -13,6 +13,7 @@ import numpy as np
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import TrainState, reset_carry
 from operant.envs.vector.base import VectorEnv, VectorStep
+from operant.spec.streams import Purpose, derived_seed
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree
@@ -194,7 +195,7 @@ class HostDriver(Driver):
 
     def _begin_anew(self, last: dict[str, np.ndarray]) -> None:
         """Begin new episodes, after a row that only closes the open ones with `last`."""
-        begun = self.env.reset(self._seed + self.engine.counter("updates"))
+        begun = self.env.reset(derived_seed(self._seed, Purpose.ENV, self.engine.counter("rows")))
         self._fresh = {name: np.array(value) for name, value in begun.items()}
         self._observation = last
         self._ended = np.ones(self.engine.n, bool)
