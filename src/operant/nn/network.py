@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import numbers
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from operant.errors import (
     whole,
 )
 from operant.nn import layers
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.layer_lists import LAYERS, Register, add, add_all, config, from_config, read
@@ -315,13 +316,20 @@ def _refuse_foreign(model: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Load a .keras file, in safe mode."""
+    """Load a .keras file, in safe mode.
+
+    Raises:
+        SpecError: it cannot be read, is damaged, holds code, or names a module.
+    """
     refuse_code(path, "network file")
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
     try:
+        with zipfile.ZipFile(path) as archive:
+            # What the model was compiled with is not read.
+            refuse_modules(json.loads(archive.read("config.json")) | {"compile_config": None})
         return keras().saving.load_model(path, compile=False, safe_mode=True)
-    except (ValueError, TypeError, OSError) as error:
+    except Exception as error:  # Keras, HDF5 and zlib have errors of their own
         raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
 
 
