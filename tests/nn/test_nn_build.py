@@ -501,6 +501,20 @@ def test_keras_models_that_do_not_fit(whole):
         build(whole, {"state": Leaf("float", (4,))}, AC)
 
 
+def test_keras_allocates_nothing_itself(whole):
+    """Neither a network, whose arrays are those of `init`, nor later what was made for one that failed."""
+    pending = keras().src.backend.common.global_state.get_global_attribute
+    made = build([{"type": "dense", "size": 2**40}], VECTOR, Q)._network
+    assert [v._value for v in made.variables] == [None] * 4
+    with pytest.raises(SpecError, match="needs an input of shape"):
+        build([{"type": "dense", "size": 2**40}, {"type": "conv2d", "size": 2}], VECTOR, Q)
+    assert not pending("uninitialized_variables")
+    model = build(whole, VECTOR, AC)
+    assert all(v._value is not None for v in whole.variables)
+    again = model.keras_model(model.init(jax.random.key(0)))
+    assert all(v._value is not None for v in again.variables)
+
+
 def test_lambda_layers_do_not_load():
     k = keras()
     with numpy_promotion():

@@ -17,7 +17,7 @@ from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_
 from operant.nn.layer_lists import config, from_config, takes_integers
 from operant.nn.model import Model, ModelInput
 from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, parse
-from operant.nn.weights import collect
+from operant.nn.weights import collect, undrawn
 from operant.spec.spaces import Leaf
 
 
@@ -76,7 +76,7 @@ def build(
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
-    with numpy_promotion(), k.StatelessScope() as scope:
+    with numpy_promotion(), undrawn() as scope:
         parsed = parse(network)
         if not isinstance(parsed, KerasModel):
             _warn_of_channels(fed)

@@ -20,7 +20,7 @@ from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
 from operant.nn.layer_lists import config, from_config
 from operant.nn.training_mode import LEARNING, averages, differs, leaves
-from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
+from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, undrawn, write
 from operant.ops import normalization, prng
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
@@ -367,7 +367,7 @@ class Model:
             SpecError: a user's class in it cannot be rebuilt from its configuration.
         """
         with numpy_promotion():
-            with keras().StatelessScope() as scope:
+            with undrawn() as scope:
                 copy = from_config(config(self._network))
                 collect(copy, scope)
             write(copy, {**variables["params"], **variables["state"]})
