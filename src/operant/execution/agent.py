@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint
@@ -447,8 +446,7 @@ class Agent(InteractiveAgent):
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
         """Take weights and counters from a file; the optimizer and the memory start afresh."""
         algorithm, train = self.learner.algorithm, self._engine.train
-        weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
-        counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
+        weights, counts = saving.unflatten(arrays, algorithm.weights(train.state), path)
         self._put_learnt(
             train._replace(
                 state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)

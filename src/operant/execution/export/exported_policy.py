@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from operant.checkpoint.arrays import fitted
 from operant.errors import CheckpointError, SpaceError, UsageError
 from operant.execution.export import FORMATS, require
 from operant.execution.export.interface import VERSION, Flat, Interface
@@ -124,8 +125,24 @@ def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy
     """
     file = _found(Path(path), filename)
     interface = _interface(file)
-    run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
+    try:
+        run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
+        _try(run, interface)
+    except UsageError:
+        raise
+    except Exception as error:  # what a damaged file raises depends on where it is damaged
+        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
     return ExportedPolicy(interface, run)
+
+
+def _try(run: Run, interface: Interface) -> None:
+    """Act once, and refuse outputs that are not as the description says."""
+    outputs = run(interface.sample(np.random.default_rng(0), 1))
+    for port in interface.outputs:
+        try:
+            fitted(np.asarray(outputs[port.name]), (1, *port.leaf.shape), port.leaf.storage)
+        except ValueError as error:
+            raise ValueError(f"its output {port.name!r} {error}.") from None
 
 
 def _found(path: Path, filename: str | None) -> Path:
@@ -155,15 +172,9 @@ def _interface(file: Path) -> Interface:
                 "Use the operant that wrote it, or export anew."
             )
         return Interface.from_json(data)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # it may hold anything
         raise CheckpointError(
             f"The description {str(beside)!r} of an exported policy cannot be read: {error}"
         ) from None
@@ -173,10 +184,7 @@ def _onnx(file: Path) -> Run:
     require("onnx", "onnxruntime")
     from onnxruntime import InferenceSession
 
-    try:
-        session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors have no base of their own
-        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
+    session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
@@ -186,9 +194,5 @@ def _stablehlo(file: Path) -> Run:
     import jax
     from jax import export
 
-    try:
-        exported = export.deserialize(bytearray(file.read_bytes()))
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
-        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
-    call = jax.jit(exported.call)
+    call = jax.jit(export.deserialize(bytearray(file.read_bytes())).call)
     return lambda inputs: jax.device_get(call(inputs))
