@@ -23,9 +23,9 @@ import numpy as np
 from operant import checkpoint
 from operant.checkpoint import durable
 from operant.checkpoint.arrays import fitted
-from operant.errors import CheckpointError, SpecError, as_folder, suggest, value_error
+from operant.errors import CheckpointError, SpecError, as_folder, reading, suggest, value_error
 from operant.execution import export
-from operant.spec import Config, build, option, plain
+from operant.spec import Config, build, from_json, option, plain
 from operant.types import Arrays
 
 FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
@@ -291,10 +291,8 @@ def header(path: Path) -> dict[str, Any]:
     for name in (stem, re.sub(r"-\d+$", "", stem)):
         beside = path.with_name(f"{name}.json")
         if beside.is_file():
-            try:
-                data: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise CheckpointError(f"The specification {str(beside)!r} cannot be read: {error}") from None
+            with reading(f"The specification {str(beside)!r}"):
+                data: dict[str, Any] = from_json(beside.read_text(encoding="utf-8"))
             return data
     raise CheckpointError(f"There is no specification {stem!r}.json beside the weights {str(path)!r}.")
 

@@ -346,10 +346,10 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
         return layer(graph, x)
     except SpecError as error:
         raise SpecError(f"{label} ({layer.type}): {error}") from None
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # a layer of the user's may raise anything
         raise SpecError(
             f"{label} ({layer.type}) does not take an input of shape {shape}: {_first_line(error)}"
-        ) from None
+        ) from error
 
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:

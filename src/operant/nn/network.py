@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import numbers
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from operant.errors import (
     NETWORK_LIBRARIES,
     SpecError,
     as_whole,
+    reading,
     shown,
     suggest,
     value_error,
@@ -26,7 +27,7 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.layer_lists import LAYERS, Register, add, add_all, config, from_config, read
 from operant.nn.recurrent import Lstm
-from operant.spec import Registry, build, data_only, refuse_code
+from operant.spec import Registry, build, data_only, from_json, refuse_code
 
 FORMS = (
     "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', "
@@ -327,7 +328,7 @@ def load(path: str | Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             # What the model was compiled with is not read.
-            refuse_modules(json.loads(archive.read("config.json")) | {"compile_config": None})
+            refuse_modules(from_json(archive.read("config.json")) | {"compile_config": None})
         return keras().saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras, HDF5 and zlib have errors of their own
         raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
@@ -368,6 +369,15 @@ class SavedNetwork:
         """
         with data_only(self.source, "Give the network yourself, if you trust it."):
             return parse(self.network)
+
+
+def boundary(network: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a network is built: if a file describes it, errors name the file."""
+    if isinstance(network, SavedNetwork):
+        return reading(network.source, SpecError)
+    if isinstance(network, str | Path) and Path(network).suffix in FILES:
+        return reading(f"The network file {str(network)!r}", SpecError)
+    return contextlib.nullcontext()
 
 
 def written(network: Any) -> Any:
@@ -429,8 +439,5 @@ def _from_file(path: Path) -> Parsed:
         return KerasModel.parse(path)
     if path.suffix == ".cfg":
         return Cfg.read(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"The network file {shown(path)!r} cannot be read: {error}.") from None
-    return parse(data)
+    with boundary(path):
+        return parse(from_json(path.read_text(encoding="utf-8")))

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, suggest, working_directory
+from operant.errors import SpecError, reading, suggest, working_directory
+from operant.spec.values import from_json
 
 
 class _Source(NamedTuple):
@@ -27,7 +28,7 @@ _SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURC
 @contextlib.contextmanager
 def data_only(source: str, remedy: str) -> Iterator[None]:
     """Within this context specifications may come from somebody else: what they name is neither imported nor
-    opened.
+    opened, and whatever fails is an error that names it.
 
     Registered names still work, as do classes that this program has registered with Keras.
 
@@ -37,7 +38,8 @@ def data_only(source: str, remedy: str) -> Iterator[None]:
     """
     token = _SOURCE.set(_Source(source, remedy))
     try:
-        yield
+        with reading(source, SpecError):
+            yield
     finally:
         _SOURCE.reset(token)
 
@@ -80,16 +82,14 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
     refuse_code(path, f"{what} file")
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"The {what} file {str(path)!r} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     except json.JSONDecodeError as error:
         raise SpecError(
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deeply nested brackets
+    except (OSError, ValueError) as error:
         raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise SpecError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from operant.checkpoint.arrays import fitted
-from operant.errors import CheckpointError, SpaceError, UsageError
+from operant.errors import CheckpointError, SpaceError, UsageError, reading
 from operant.execution.export import FORMATS, require
 from operant.execution.export.interface import VERSION, Flat, Interface
+from operant.spec import from_json
 
 Run = Callable[[Flat], Mapping[str, Any]]
 
@@ -124,14 +125,13 @@ def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy
         UsageError: the package that runs the format is not installed.
     """
     file = _found(Path(path), filename)
-    interface = _interface(file)
-    try:
-        run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
+    interface, digest = _described(file)
+    with reading(f"The policy {str(file)!r}"):
+        program = file.read_bytes()
+        if hashlib.sha256(program).hexdigest() != digest:
+            raise ValueError("it is not the one of the description beside it")
+        run = _onnx(program) if file.suffix == FORMATS["onnx"] else _stablehlo(program)
         _try(run, interface)
-    except UsageError:
-        raise
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
-        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
     return ExportedPolicy(interface, run)
 
 
@@ -162,37 +162,32 @@ def _found(path: Path, filename: str | None) -> Path:
     return max(files, key=lambda p: p.stat().st_mtime_ns)
 
 
-def _interface(file: Path) -> Interface:
+def _described(file: Path) -> tuple[Interface, str]:
+    """Return what the description beside a policy says: its inputs and outputs, and its SHA-256."""
     beside = file.with_name(f"{file.name}.json")
-    try:
-        data = json.loads(beside.read_text(encoding="utf-8"))
+    with reading(f"The description {str(beside)!r} of an exported policy"):
+        data = from_json(beside.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise CheckpointError(
                 f"{str(beside)!r} is of version {data['version']}, and this operant reads version {VERSION}. "
                 "Use the operant that wrote it, or export anew."
             )
-        return Interface.from_json(data)
-    except CheckpointError:
-        raise
-    except Exception as error:  # it may hold anything
-        raise CheckpointError(
-            f"The description {str(beside)!r} of an exported policy cannot be read: {error}"
-        ) from None
+        return Interface.from_json(data), data["sha256"]
 
 
-def _onnx(file: Path) -> Run:
+def _onnx(program: bytes) -> Run:
     require("onnx", "onnxruntime")
     from onnxruntime import InferenceSession
 
-    session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = InferenceSession(program, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def _stablehlo(file: Path) -> Run:
+def _stablehlo(program: bytes) -> Run:
     require("stablehlo", "flatbuffers")
     import jax
     from jax import export
 
-    call = jax.jit(export.deserialize(bytearray(file.read_bytes())).call)
+    call = jax.jit(export.deserialize(bytearray(program)).call)
     return lambda inputs: jax.device_get(call(inputs))
