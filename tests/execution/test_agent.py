@@ -20,7 +20,6 @@ from tests.small_agents import NAMES, RECURRENT, networks, small
 
 from operant import Agent, Environment, checkpoint
 from operant.agents.base.agent_spec import parse_agent, parse_saved_agent
-from operant.agents.base.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
 from operant.checkpoint.manifest import digest
@@ -348,8 +347,8 @@ def test_independent_draws_go_on_behind_masks():
 
 def test_independent_draws_are_of_a_root_of_their_own():
     key = jax.random.key(5)
-    roots = [fold(key, purpose) for purpose in (INIT, ACT, UPDATE, ENV, INDEPENDENT)]
-    assert len({jax.random.key_data(root).tobytes() for root in roots}) == 5
+    roots = [fold(key, purpose) for purpose in Purpose]
+    assert len({jax.random.key_data(root).tobytes() for root in roots}) == len(Purpose)
     agent = create(seed=5)
     own = agent.learner.independent_noise(key, 0, 1)
     for other in (

@@ -70,6 +70,7 @@ from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of
+from operant.spec.streams import Purpose
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Transition, Tree
 
 
@@ -238,7 +239,7 @@ class DQN(QLearner):
         variables = self.model.init(key)
         noise: Tree = ()
         if c.noisy:
-            noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, 0))
+            noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, Purpose.PERTURBATION))
         state = State(variables, (), (), updates.reward_scale(c, self.actors), noise)
         learned = self.learned(state)
         target = jax.tree.map(jnp.copy, learned)

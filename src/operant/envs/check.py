@@ -29,6 +29,7 @@ from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.streams import Purpose, sequence
 
 _SPACES = ("observation_space", "action_space")
 
@@ -326,7 +327,7 @@ def _stream(
     trial: _Trial, steps: int, seed: int, report: _Report, environment_seed: int | None = None
 ) -> list[_CheckedRow]:
     """Take steps with random actions; row 0 is the reset."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(sequence(seed, Purpose.CHECK))
     raw, flat = trial.reset(seed if environment_seed is None else environment_seed)
     rows = [_CheckedRow(flat, 0.0, False, False)]
     before = copy.deepcopy(raw)

@@ -14,6 +14,7 @@ from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, sugg
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.run import ENVIRONMENTS, argument_faults
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from operant.envs.vector.base import VectorEnv
     from operant.execution.render import Output
     from operant.training.episodes import EpisodeResult
-
-PLAY = 1
-"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this
-place."""
 
 
 class PlayConfig(Config):
@@ -143,7 +140,7 @@ def run(
             train,
             env,
             config.episodes,
-            seed=_root(config.seed, call),
+            seed=derived_seed(config.seed, Purpose.PLAY, call),
             explore=config.action_idx == 1,
             max_steps=config.max_steps,
         ),
@@ -151,14 +148,6 @@ def run(
         config,
         leave_open,
     )
-
-
-def _root(seed: int, call: int = 0) -> int:
-    """Return the root seed of the episodes of a call.
-
-    It differs from the one that training with this seed uses.
-    """
-    return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
 
 
 def _rendered(
@@ -297,7 +286,7 @@ def _play_exported(config: PlayConfig, path: str) -> PlayResult:
     from operant.execution.export.exported_policy import load_policy
     from operant.training.evaluate import run_episodes
 
-    policy, env, seed = load_policy(path), environment(config), _root(config.seed)
+    policy, env, seed = load_policy(path), environment(config), derived_seed(config.seed, Purpose.PLAY, 0)
     misfit = f"The policy {path!r} does not fit {env.name}:"
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)

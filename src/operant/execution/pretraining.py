@@ -23,6 +23,7 @@ from operant.execution.traces import Flat, Trace
 from operant.memory.recent import Recent
 from operant.ops import normalization, optimise
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose, sequence
 from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 COUNTED = 1024
@@ -139,8 +140,8 @@ class BehavioralCloning:
         self._engine = engine
         self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
         self._segments = max(1, batch_size // SEGMENT)
-        self._order = np.random.default_rng(seed)
-        self._key, self._taken = jax.random.key(seed), 0
+        self._order = np.random.default_rng(sequence(seed, Purpose.PRETRAINING))
+        self._key, self._taken = jax.random.fold_in(jax.random.key(seed), Purpose.PRETRAINING), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
         self._models = engine.learner.algorithm.models
         self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
@@ -279,7 +280,8 @@ def draws(
     Raises:
         SpecError: there are no traces, or one does not fit the spaces.
     """
-    order, readers = np.random.default_rng(seed), _readers(source, extension, spaces)
+    order = np.random.default_rng(sequence(seed, Purpose.TRACES))
+    readers = _readers(source, extension, spaces)
     read: set[int] = set()
     for _ in range(times):
         chosen = range(len(readers)) if count is None else order.permutation(len(readers))[:count].tolist()

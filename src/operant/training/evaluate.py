@@ -14,6 +14,7 @@ from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
 from operant.envs.vector.base import VectorEnv
 from operant.errors import whole
+from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 
@@ -96,8 +97,7 @@ class Evaluation:
         Returns:
             The episodes; None if `stop` was True before all of them had ended.
         """
-        seeds = np.random.SeedSequence([self.seed, step // self.frequency])
-        seed = int(seeds.generate_state(1)[0] >> 1)
+        seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
         finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
         return finished if len(finished) == self.episodes else None
 

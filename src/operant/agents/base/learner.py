@@ -25,10 +25,8 @@ from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
+from operant.spec.streams import Purpose
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
-
-# Purposes of the run's key.
-INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 
 
 class TrainState(NamedTuple):
@@ -140,7 +138,7 @@ class Learner:
         """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
         counters = Counters.zero()
         algorithm = self.at(self.now(hyper, counters))
-        state = algorithm.init(fold(key, INIT))
+        state = algorithm.init(fold(key, Purpose.INIT))
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
         return TrainState(state, memory, hyper, key, counters)
 
@@ -199,8 +197,8 @@ class Learner:
     def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
         counters = Counters.zero()
         algorithm = self.at(self.hyper())
-        acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
-        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
+        acting = algorithm.acting(algorithm.init(fold(key, Purpose.INIT)), counters)
+        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, Purpose.ACT), 1), True)
 
     def acting(self, train: TrainState) -> PolicyState:
         """Return what `act` needs."""
@@ -209,7 +207,7 @@ class Learner:
 
     def noise(self, key: Key, row: Array, n: int) -> Tree:
         """Return the randomness of row `row` of a run with `n` actors."""
-        return self.algorithm.noise(fold(key, ACT, row), n)
+        return self.algorithm.noise(fold(key, Purpose.ACT, row), n)
 
     @functools.cached_property
     def independent_noise(self) -> Callable[[Key, np.uint32, int], Tree]:
@@ -220,7 +218,7 @@ class Learner:
         """
 
         def noise(key: Key, draw: np.uint32, n: int) -> Tree:
-            return self.algorithm.noise(fold(key, INDEPENDENT, draw), n)
+            return self.algorithm.noise(fold(key, Purpose.INDEPENDENT, draw), n)
 
         return jax.jit(noise, static_argnums=2)
 
@@ -305,7 +303,7 @@ class Learner:
         It is an argument of `update`, not made there: hashing keys one at a time costs as much as a small
         update, many at once cost nothing.
         """
-        return fold(key, UPDATE, update)
+        return fold(key, Purpose.UPDATE, update)
 
     def add(self, train: TrainState, block: Rollout, actors: Array | None = None) -> TrainState:
         """Put rows of some actors (None: of all, in order) into the memory."""

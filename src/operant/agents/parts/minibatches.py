@@ -18,13 +18,11 @@ from operant.errors import value_error
 from operant.ops import prng
 from operant.ops.repeat import repeat
 from operant.ops.sharding import spread
+from operant.spec.streams import Purpose
 from operant.types import Array, Key, Metrics, Tree
 
 S = TypeVar("S", bound=Tree)
 B = TypeVar("B")
-
-_NOISE = 0xD20
-"""Folded into the key of an epoch to derive those of its minibatches."""
 
 
 @functools.partial(
@@ -161,7 +159,7 @@ def passes(
         rows, starts = spread(rows, 1 + axis), spread(starts, 1)
         noise: Tree = ()
         if noisy:
-            noise = prng.bits(jax.random.fold_in(epoch_key, _NOISE), (parts, *words.shape))
+            noise = prng.bits(jax.random.fold_in(epoch_key, Purpose.PERTURBATION), (parts, *words.shape))
         return jax.lax.scan(step, state, Minibatch(rows, starts, noise, impl))
 
     # As plain numbers: under `vmap`, JAX's key-reuse check considers the keys of a scan used.

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry
+from operant.agents.base.learner import Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
+from operant.spec.streams import Purpose
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
@@ -67,7 +68,7 @@ class DeviceRun:
 
     def begin(self, key: Key) -> RunnerState:
         """Start the environments of a run with this key."""
-        actors = native_env.start(self.env, fold(key, ENV), self.n)
+        actors = native_env.start(self.env, fold(key, Purpose.ENV), self.n)
         carry = self.learner.algorithm.initial_carry(self.n)
         n = self.n
         return RunnerState(
@@ -110,7 +111,7 @@ class DeviceRun:
         calls = before.rows // jnp.uint32(self.learner.rows) + jnp.arange(limit, dtype=jnp.uint32)
         keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
-        env_key = fold(train.key, ENV)
+        env_key = fold(train.key, Purpose.ENV)
         # Values from a row that are not finite are caught in that row; the first observations of a run come
         # from no row.
         actors, begun = world.actors, self._faults(world.actors.observation)
