@@ -6,12 +6,13 @@ kept for operant's own mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import numbers
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -243,6 +244,29 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
     if isinstance(default, int | float) and not (isinstance(value, bool) if switch else number):
         must = "True or False" if switch else "a number"
         raise value_error(argument, must, value, f"The default is {default!r}.")
+
+
+@contextlib.contextmanager
+def reading(what: str, kind: type[OperantError] = CheckpointError) -> Iterator[None]:
+    """Where a file is read, which may be damaged or forged: whatever fails inside is an error that names it.
+
+    Args:
+        what: the file, for the message: ``The trace 'a.npz'``.
+        kind: the error in place of one that is not operant's.
+    """
+    try:
+        yield
+    except OperantError as error:
+        if what in str(error):
+            raise
+        raise type(error)(f"{what}: {error}") from None
+    except KeyError as error:
+        raise kind(
+            f"{what} comes from an earlier, unreleased state of operant ({error} is missing), whose files "
+            "are not read. Train anew, in another folder."
+        ) from error
+    except Exception as error:
+        raise kind(f"{what} cannot be read: {type(error).__name__}: {str(error).rstrip('.')}.") from error
 
 
 def working_directory() -> Path:

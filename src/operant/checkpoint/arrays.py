@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -58,6 +59,24 @@ def write(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
             yield from map(_raw, _pieces(array))
 
     return durable.write(path, parts())
+
+
+def fitted(x: np.ndarray, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an array from a file of any format in the dtype in which it is used.
+
+    Raises:
+        ValueError: its shape or kind of numbers is another, or some of them are not finite or do not fit the
+            dtype; the message continues the array's name.
+    """
+    kind = next(kind for kind in (np.floating, np.integer, np.bool_) if jnp.issubdtype(dtype, kind))
+    if x.shape != shape or not jnp.issubdtype(x.dtype, kind):
+        raise ValueError(f"is {x.dtype}{list(x.shape)} where {np.dtype(dtype)}{list(shape)} is expected")
+    with np.errstate(over="ignore"):
+        cast = x.astype(dtype)
+    good = np.isfinite(cast) if kind is np.floating else cast == x
+    if not good.all():
+        raise ValueError(f"holds {x[~good].flat[0]}, which is no finite number of {np.dtype(dtype)}")
+    return cast
 
 
 def _as_bytes(dtype: str) -> bool:

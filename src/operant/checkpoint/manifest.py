@@ -10,6 +10,7 @@ from typing import Any
 
 from operant.checkpoint import arrays, durable
 from operant.errors import CheckpointError
+from operant.spec import from_json
 
 FORMAT = "operant-checkpoint"
 VERSION = 1
@@ -38,8 +39,8 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder.")
     text = durable.read(file, _LIMIT).tobytes()
     try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        manifest = from_json(text)
+    except ValueError as error:
         raise CheckpointError(f"{file} is not JSON (truncated?): {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from operant.errors import whole
 from operant.types import Action, Rollout, Tree
 
 
@@ -237,7 +238,7 @@ class Actors:
         row = ActorRow(one.observation, one.action, reward, flag, flag, flag, one.extras, carry)
         return {
             "rows": {
-                name: jax.tree.map(lambda x, count=count: np.zeros((count, *x.shape), x.dtype), row)
+                name: jax.tree.map(lambda x, count=count: np.broadcast_to(x, (count, *np.shape(x))), row)
                 for name, count in shapes["rows"].items()
             },
             "carry": stack([a.carry for a in self]),
@@ -247,10 +248,14 @@ class Actors:
         """Put back what `snapshot` returned."""
         rows = {name: _unstack(part, shapes["rows"][name]) for name, part in tree["rows"].items()}
         for i, actor in enumerate(self):
-            actor.row, actor.first, actor.length, actor.acted = shapes["actors"][i]
+            row, first, length, acted = shapes["actors"][i]
+            actor.row, actor.length = whole("row", row, 0), whole("length", length, 0)
+            actor.first, actor.acted = bool(first), bool(acted)
             actor.rows = rows.get(f"actor-{i}", [])
             actor.carry = jax.tree.map(lambda x, i=i: x[i], tree["carry"])
-        self._segments = [(index, rows[f"segment-{i}"]) for i, index in enumerate(shapes["segments"])]
+        self._segments = [
+            (self[index].index, rows[f"segment-{i}"]) for i, index in enumerate(shapes["segments"])
+        ]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

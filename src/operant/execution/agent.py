@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
+from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, parse_saved_agent
 from operant.agents.base.learner import TrainState, without_buffer
 from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
@@ -22,6 +21,7 @@ from operant.errors import (
     SpecError,
     UsageError,
     naming_misspelt,
+    reading,
     value_error,
     whole,
 )
@@ -431,9 +431,10 @@ class Agent(InteractiveAgent):
             path, header = saved, {"specification": saving.header(saved)}
         else:
             path, header = saved.path, saved.header
-        loaded = Agent._specified_by(path, header, environment, agent, parallel_interactions, settings)
+        own = None if agent is None else parse_agent(agent)
+        loaded = Agent._specified_by(path, header, environment, own, parallel_interactions, settings)
         actors = header["specification"]["parallel_interactions"]
-        with loaded._placing():
+        with loaded._placing(), reading(f"The checkpoint {str(path)!r}"):
             if isinstance(saved, Path):
                 loaded._put_weights(saving.read(saved), saved)
             elif loaded.parallel_interactions == actors:
@@ -445,8 +446,7 @@ class Agent(InteractiveAgent):
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
         algorithm, train = self.learner.algorithm, self._engine.train
-        weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
-        counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
+        weights, counts = saving.unflatten(arrays, algorithm.weights(train.state), path)
         self._put_learnt(
             train._replace(
                 state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)
@@ -473,7 +473,7 @@ class Agent(InteractiveAgent):
                     f"The checkpoint {str(saved.path)!r} does not fit the agent: its {name} differ. Saved: "
                     f"{specification.get(name)}. The agent's: {current[name]}."
                 )
-        with self._placing():
+        with self._placing(), reading(f"The checkpoint {str(saved.path)!r}"):
             self._restore(saved)
 
     @staticmethod
@@ -481,24 +481,19 @@ class Agent(InteractiveAgent):
         path: Path,
         header: dict[str, Any],
         environment: Any,
-        agent: Any,
+        own: AgentSpec | None,
         actors: int | None,
         settings: dict[str, Any],
     ) -> Agent:
         what = f"The checkpoint {str(path)!r}"
-        try:
+        with reading(what):
             specification = header["specification"]
             spaces = Spaces.from_spec(specification["spaces"])
-            definition = parse_saved_agent(
-                specification["agent"], what, None if agent is None else parse_agent(agent)
-            )
+            definition = parse_saved_agent(specification["agent"], what, own)
             actors = specification["parallel_interactions"] if actors is None else actors
             limit = specification["max_episode_timesteps"]
+            limit = whole("max_episode_timesteps", limit, optional=True)
             settings = {**settings, "seed": specification["seed"]}
-        except KeyError as error:
-            raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
-        except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
-            raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
         if environment is not None:
             states, actions, _ = _described(environment)
             other = Spaces.read(states, actions)
@@ -537,7 +532,7 @@ class Agent(InteractiveAgent):
             parts["state"] = parts["state"]._replace(reward_scale=kept)
         self._put_learnt(fresh._replace(**parts))
         counts = saved.header.get("interaction") or saved.header.get("training") or {}
-        self._draws = counts.get("draws", 0)
+        self._draws = whole("draws", counts.get("draws", 0), 0)
 
     def _last_observations(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
         """Return the last observations `[N, ...]` in a training run's checkpoint, as far as they fit."""
@@ -555,16 +550,12 @@ class Agent(InteractiveAgent):
         if not forgets:  # a device need not have room for two replay memories
             self._engine.put(without_buffer(fresh))
         if interaction is not None:
-            try:
-                like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-                tree = saved.load({"train": train, **like})
-                self._reported, self._draws = interaction["reported"], interaction["draws"]
-                self.actors.restore(tree, interaction)
-            except KeyError as error:
-                raise CheckpointError(
-                    f"The checkpoint {str(saved.path)!r} comes from an earlier, unreleased state of operant: "
-                    f"it has no {error}."
-                ) from None
+            like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+            tree = saved.load({"train": train, **like})
+            self._reported, self._draws = (
+                whole(name, interaction[name], 0) for name in ("reported", "draws")
+            )
+            self.actors.restore(tree, interaction)
             self._engine.put(tree["train"])
             return
         learnt = saved.part("train", train)  # of a training run, whose environments do not go on here
@@ -574,7 +565,7 @@ class Agent(InteractiveAgent):
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         self._engine.put(learnt)
         self._start()
-        self._reported, self._draws = self.updates, training.get("draws", 0)
+        self._reported, self._draws = self.updates, whole("draws", training.get("draws", 0), 0)
         if (last := self._last_observations(saved)) and self._engine.counter("rows"):
             self.actors.end_at(last, self.learner.block_shape(1))
 

@@ -186,7 +186,7 @@ def read(path: Path, spaces: Spaces) -> Trace:
     except KeyError as error:
         known = ", ".join(sorted(arrays))
         raise SpecError(f"The trace {str(path)!r} has no array {error}. It has: {known}.") from None
-    except (ValueError, TypeError) as error:  # errors of spaces are among them
+    except Exception as error:  # errors of spaces are among them
         raise SpecError(f"The trace {str(path)!r} does not fit the agent. {error}") from None
 
 

@@ -9,12 +9,15 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from operant.errors import BackendError
+from operant.errors import BackendError, SpecError
+
+PACKAGES = ("keras", "operant", "builtins")
+"""Where the classes and functions of a configuration may be, unless the program has registered them."""
 
 
 def keras() -> Any:
@@ -31,6 +34,39 @@ def keras() -> Any:
             "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
         )
     return module
+
+
+def refuse_modules(data: Any) -> None:
+    """Refuse a configuration that names a module, at any depth: Keras imports those of some packages
+    (``keras_hub``) by name, in safe mode too, and so would run a file of that name.
+
+    Raises:
+        SpecError: it names what is neither Keras's nor operant's, nor registered by the program.
+    """
+    registered = keras().saving.get_registered_object
+    rest = [data]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list | tuple):
+            rest += part
+        if not isinstance(part, Mapping):
+            continue
+        rest += part.values()
+        kind, module = part.get("class_name"), part.get("module")
+        if kind is None or module is None or str(module).partition(".")[0] in PACKAGES:
+            continue
+        # The name by which Keras looks for it before it imports the module.
+        name = part.get("config") if kind == "function" else part.get("registered_name", kind)
+        if not isinstance(name, str) or registered(name) is None:
+            raise unregistered(name if kind == "function" and isinstance(name, str) else kind)
+
+
+def unregistered(name: object) -> SpecError:
+    """Return the error of a class or function in a configuration that Keras does not know."""
+    return SpecError(
+        f"Keras does not know {name!r}. Put @keras.saving.register_keras_serializable() above its "
+        "definition, and import the module that holds it."
+    )
 
 
 @contextlib.contextmanager

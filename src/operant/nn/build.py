@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from operant.errors import SpecError, suggest
@@ -16,8 +18,9 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.layer_lists import config, from_config, takes_integers
 from operant.nn.model import Model, ModelInput
-from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, parse
-from operant.nn.weights import collect
+from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, boundary, parse
+from operant.nn.weights import Weight, collect, undrawn
+from operant.spec.runtime import free_memory
 from operant.spec.spaces import Leaf
 
 
@@ -76,7 +79,7 @@ def build(
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
-    with numpy_promotion(), k.StatelessScope() as scope:
+    with boundary(network), numpy_promotion(), undrawn() as scope:
         parsed = parse(network)
         if not isinstance(parsed, KerasModel):
             _warn_of_channels(fed)
@@ -101,6 +104,7 @@ def build(
                 else zip(source.weights, copy.weights, strict=True)
             )
         weights = collect(built, scope, copied)
+        _expect_room(weights)
     return Model(
         built,
         weights,
@@ -111,6 +115,18 @@ def build(
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
+
+
+def _expect_room(weights: Sequence[Weight]) -> None:
+    """Refuse a network whose weights alone do not fit into the device's memory, before they are drawn."""
+    sizes = {w: math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights}
+    size, free = sum(sizes.values()), free_memory(jax.local_devices()[0])
+    if free is not None and size > free:
+        largest = max(sizes, key=lambda w: sizes[w])
+        raise SpecError(
+            f"The network takes {size:,} bytes, and {free:,} are free. Most are for {largest.name!r} of "
+            f"shape {list(largest.shape)}. Use smaller layers."
+        )
 
 
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules
 
 ADAM = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "opt_epsilon"}
 CLASSES: dict[str, tuple[str, dict[str, str]]] = {
@@ -166,6 +166,7 @@ def keras_optimizer(value: Any) -> Any:
         return value
     arguments = dict(value) if isinstance(value, Mapping) else {}
     if "class_name" in arguments:
+        refuse_modules(arguments)
         return k.optimizers.deserialize(arguments)
     name = arguments.pop("type", None) if isinstance(value, Mapping) else value
     if not isinstance(name, str):

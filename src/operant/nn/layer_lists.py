@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.nn import layers
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules, unregistered
 from operant.nn.graph import Graph, reshaped
 from operant.nn.layers import RANKS, Layer
 from operant.nn.recurrent import Gru, Lstm, Rnn
@@ -180,6 +180,7 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
         raise SpecError(
             f"{cls.__name__} layers cannot be saved as data. Write a registered Keras layer instead."
         )
+    refuse_modules(arguments)
     if isinstance(arguments.get("vocabulary"), str):
         refuse_code(arguments["vocabulary"], "vocabulary file")
     try:
@@ -211,17 +212,20 @@ def _uncompiled(text: str) -> dict[str, Any]:
 
 
 def from_config(data: Mapping[str, Any]) -> Any:
-    """Make a Keras layer or model from its configuration, in safe mode; SpecError: it cannot be read."""
+    """Make a Keras layer or model from its configuration, in safe mode: the data may hold no code.
+
+    Raises:
+        SpecError: the configuration is not understood, holds code, or names a module.
+    """
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
+    plain = _uncompiled(json.dumps(data))
+    refuse_modules(plain)
     try:
-        return keras().saving.deserialize_keras_object(_uncompiled(json.dumps(data)), safe_mode=True)
+        return keras().saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError) as error:
         if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
-            raise SpecError(
-                f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above "
-                "its definition, and import the module that holds it."
-            ) from None
+            raise unregistered(unknown[1]) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 
 
@@ -323,10 +327,10 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
         return layer(graph, x)
     except SpecError as error:
         raise SpecError(f"{label} ({layer.type}): {error}") from None
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # a layer of the user's may raise anything
         raise SpecError(
             f"{label} ({layer.type}) does not take an input of shape {shape}: {_first_line(error)}"
-        ) from None
+        ) from error
 
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:

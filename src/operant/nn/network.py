@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import numbers
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,18 +15,19 @@ from operant.errors import (
     NETWORK_LIBRARIES,
     SpecError,
     as_whole,
+    reading,
     shown,
     suggest,
     value_error,
     whole,
 )
 from operant.nn import layers
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.layer_lists import LAYERS, Register, add, add_all, config, from_config, read
 from operant.nn.recurrent import Lstm
-from operant.spec import Registry, build, data_only, refuse_code
+from operant.spec import Registry, build, data_only, from_json, refuse_code
 
 FORMS = (
     "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', "
@@ -299,13 +301,20 @@ def _refuse_foreign(model: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Load a .keras file, in safe mode."""
+    """Load a .keras file, in safe mode.
+
+    Raises:
+        SpecError: it cannot be read, is damaged, holds code, or names a module.
+    """
     refuse_code(path, "network file")
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
     try:
+        with zipfile.ZipFile(path) as archive:
+            # What the model was compiled with is not read.
+            refuse_modules(from_json(archive.read("config.json")) | {"compile_config": None})
         return keras().saving.load_model(path, compile=False, safe_mode=True)
-    except (ValueError, TypeError, OSError) as error:
+    except Exception as error:  # Keras, HDF5 and zlib have errors of their own
         raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
 
 
@@ -338,6 +347,15 @@ class SavedNetwork:
         """Read it; SpecError: it is no network, or names something to import or to open."""
         with data_only(self.source, "Give the network yourself, if you trust it."):
             return parse(self.network)
+
+
+def boundary(network: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a network is built: if a file describes it, errors name the file."""
+    if isinstance(network, SavedNetwork):
+        return reading(network.source, SpecError)
+    if isinstance(network, str | Path) and Path(network).suffix in FILES:
+        return reading(f"The network file {str(network)!r}", SpecError)
+    return contextlib.nullcontext()
 
 
 def written(network: Any) -> Any:
@@ -392,8 +410,5 @@ def _from_file(path: Path) -> Parsed:
         return KerasModel.parse(path)
     if path.suffix == ".cfg":
         return Cfg.read(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"The network file {shown(path)!r} cannot be read: {error}.") from None
-    return parse(data)
+    with boundary(path):
+        return parse(from_json(path.read_text(encoding="utf-8")))

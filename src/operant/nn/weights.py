@@ -60,6 +60,22 @@ def is_seed(name: str) -> bool:
     return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
+@contextlib.contextmanager
+def undrawn() -> Iterator[Any]:
+    """Yield a `StatelessScope`, at whose end Keras forgets the variables that were made in it.
+
+    It would allocate them then, though arrays of `Model.init` are used instead; and if it could not, try
+    again at the end of every later scope of the process.
+    """
+    state = keras().src.backend.common.global_state
+    outer = list(state.get_global_attribute("uninitialized_variables") or ())
+    try:
+        with keras().StatelessScope(initialize_variables=False) as scope:
+            yield scope
+    finally:
+        state.set_global_attribute("uninitialized_variables", outer)
+
+
 def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
     """Note how each weight of a built Keras model starts, and keep Keras from drawing them itself.
 

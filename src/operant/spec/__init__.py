@@ -22,8 +22,15 @@ from operant.spec.config import (
 )
 from operant.spec.registry import Registry
 from operant.spec.schedule import SCHEDULE_FORMS, Schedule
-from operant.spec.sources import MODEL_FILES, data_only, import_object, read_json, refuse_code, refuse_places
-from operant.spec.values import plain
+from operant.spec.sources import (
+    MODEL_FILES,
+    data_only,
+    import_object,
+    read_json,
+    refuse_code,
+    refuse_places,
+)
+from operant.spec.values import from_json, plain
 
 __all__ = [
     "MODEL_FILES",
@@ -40,6 +47,7 @@ __all__ = [
     "data_only",
     "default",
     "effective",
+    "from_json",
     "import_object",
     "option",
     "options",

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, suggest, working_directory
+from operant.errors import SpecError, reading, suggest, working_directory
+from operant.spec.values import from_json
 
 
 class _Source(NamedTuple):
@@ -24,14 +25,16 @@ _SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURC
 
 @contextlib.contextmanager
 def data_only(source: str, remedy: str) -> Iterator[None]:
-    """Within this context specifications may come from others: what they name is not imported or opened.
+    """Within this context specifications may come from somebody else: what they name is neither imported nor
+    opened, and whatever fails is an error that names it.
 
     Registered names still work, as do classes that this program has registered with Keras. For the message,
     `source` says where they come from, and `remedy` what the user can do.
     """
     token = _SOURCE.set(_Source(source, remedy))
     try:
-        yield
+        with reading(source, SpecError):
+            yield
     finally:
         _SOURCE.reset(token)
 
@@ -65,16 +68,14 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
     refuse_code(path, f"{what} file")
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"The {what} file {str(path)!r} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     except json.JSONDecodeError as error:
         raise SpecError(
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deeply nested brackets
+    except (OSError, ValueError) as error:
         raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise SpecError(

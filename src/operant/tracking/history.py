@@ -243,18 +243,18 @@ def _unreadable(part: Path, error: Exception) -> SpecError:
 
 
 def _check_columns(part: Path) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        names = set(pq.read_schema(part).names)
-    except (pa.ArrowException, OSError) as error:
+        given = pq.read_schema(part).names
+    except Exception as error:  # Arrow has errors of its own
         raise _unreadable(part, error) from None
+    names = set(given)
     others = {name for name in names - COLUMNS.keys() - OPTIONAL.keys() if not name.startswith(INFO)}
-    if not COLUMNS.keys() <= names or others:
+    if not COLUMNS.keys() <= names or others or len(names) < len(given):
         raise SpecError(
             f"{part} is not a history. Expected the following columns: {', '.join(COLUMNS)} "
-            f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(names))}."
+            f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(given))}."
         )
 
 
@@ -273,7 +273,9 @@ def _read(parts: Sequence[Path]) -> pa.Table:
             infos = [name for name in table.column_names if name.startswith(INFO)]
             full = pa.schema([*schema, *((name, pa.float64()) for name in infos)])
             tables.append(table.select(full.names).cast(full))
-        except (pa.ArrowException, OSError) as error:
+            if lacking := [name for name in COLUMNS if tables[-1].column(name).null_count]:
+                raise ValueError(f"its column {lacking[0]!r} has rows without a number")
+        except Exception as error:
             raise _unreadable(part, error) from None
     return _joined(tables) if tables else schema.empty_table()
 

@@ -86,5 +86,5 @@ def _step(line: bytes) -> float:
     try:
         row: Any = json.loads(line)
         return float(row["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.nan

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, reading
 from operant.spec import read_json
 from operant.spec.run import TOGETHER
 from operant.tracking.history import read_history
@@ -88,18 +88,16 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
     if path.suffix == ".parquet":
         return path, Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_run(path / "run.json")
-    try:
+    with reading(repr(str(path / "run.json")), SpecError):
         agent, run = dict(saved["agent"]), dict(saved["run"])
         kind, env = agent.pop("type"), run["env"]
         for part in saved.get("resumed", []):
             for name, value in part.get("options", {}).items():
                 agent[name] = f"{_short(agent[name])}, then {_short(value)}"
-    except (KeyError, TypeError, ValueError):
-        raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
+        history = Path(run.get("history_checkpoint") or path / "history.parquet")
     settings = {**agent, **{name: value for name, value in run.items() if name not in _FREE}}
     # Each seed may begin from its own weights; only whether it does is part of the experiment.
     settings["weights"] = "given" if run.get("weights") else "none"
-    history = Path(run.get("history_checkpoint") or path / "history.parquet")
     if evaluations:
         history = path / EVALUATIONS
         if not history.exists():

@@ -18,7 +18,7 @@ from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
 from operant.agents.base.learner import TrainState, with_empty_buffer, without_buffer
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, shown
+from operant.errors import CheckpointError, reading, shown
 from operant.spec import traced
 from operant.spec.run import RunConfig
 from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
@@ -26,7 +26,7 @@ from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
 from operant.training.evaluate import Evaluation
-from operant.training.progress import EvaluationScores, Progress, of_this_state
+from operant.training.progress import EvaluationScores, Progress
 
 LOG_SECONDS = 1.0
 """Seconds between two reports, if `log_frequency` is not given."""
@@ -155,8 +155,8 @@ class TrainingLoop:
         if "training" not in saved.header:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         header, fresh = saved.header["training"], self.driver.train
-        with of_this_state(saved.path):
-            self.memory_anew, ended = not header["memory"], header["ended"]
+        with reading(repr(shown(saved.path))):
+            self.memory_anew, ended, step = not header["memory"], header["ended"], int(header["step"])
             Progress(self.run).restore(header)
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
@@ -171,7 +171,7 @@ class TrainingLoop:
         if changed:
             config = np.isin(traced(type(self.definition.config)), list(changed))
             train = train._replace(hyper=np.where(config, fresh.hyper, train.hyper))
-        self.driver.restore(train, tree["driver"], header["step"])
+        self.driver.restore(train, tree["driver"], step)
         self.progress.restore(header)
         self.ended = ended
 

@@ -54,4 +54,4 @@ class Monitor:
 
     def restore(self, data: dict[str, Any]) -> None:
         """Continue counting."""
-        vars(self).update(data)
+        vars(self).update({name: data[name] for name in self.to_dict()})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import CheckpointError, shown
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
 from operant.training.episodes import RollingScore
@@ -79,7 +75,12 @@ class Progress:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Continue from what `to_dict` returned."""
+        """Continue from what `to_dict` returned, if it is that.
+
+        Raises:
+            ValueError: a part is of another kind; names it.
+        """
+        _expect(data, self.to_dict(), "training")
         self.elapsed = data["elapsed"]
         self.skipped = data["skipped"]
         self.origin = Origin(**data["origin"])
@@ -90,13 +91,16 @@ class Progress:
         self.monitor.restore(data["monitor"])
 
 
-@contextlib.contextmanager
-def of_this_state(path: str | Path) -> Iterator[None]:
-    """Refuse (CheckpointError) a file of an earlier, unreleased state of operant, which lacks something."""
-    try:
-        yield
-    except KeyError as error:
-        raise CheckpointError(
-            f"{shown(path)!r} comes from an earlier, unreleased state of operant ({error} is missing), whose "
-            "files are not read. Train anew, in another folder."
-        ) from None
+def _expect(data: Any, fresh: Any, name: str) -> None:
+    """Refuse what is not of the kind of a fresh run's counts; lists are of numbers, or dicts of them."""
+    if isinstance(fresh, dict):
+        for key in fresh:
+            _expect(data[key], fresh[key], key)
+        return
+    if isinstance(fresh, list) and isinstance(data, list):
+        parts = (part.values() if isinstance(part, dict) else [part] for part in data)
+        good = name == "due" or all(isinstance(x, int | float) for part in parts for x in part)
+    else:
+        good = isinstance(data, int | float | type(fresh)) and not isinstance(fresh, list)
+    if not good:
+        raise ValueError(f"{name} is {data!r:.60}")

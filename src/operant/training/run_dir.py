@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
+from operant.errors import OperantError, SpecError, UsageError, as_folder, reading, shown
 from operant.spec import plain, read_json
 from operant.spec.run import RunConfig
 from operant.tracking.history import check_place
@@ -190,11 +190,10 @@ def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]
     runs, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
-            runs.append(_entry(file.parent, read_run(file)))
-        except (SpecError, CheckpointError) as error:
+            with reading(repr(str(file)), SpecError):
+                runs.append(_entry(file.parent, read_run(file)))
+        except OperantError as error:
             unread[file.parent] = str(error)
-        except (KeyError, TypeError, AttributeError):
-            unread[file.parent] = f"{str(file)!r} does not describe a run."
     return sorted(runs, key=lambda entry: (entry.begun, entry.directory)), unread
 
 

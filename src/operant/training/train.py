@@ -15,7 +15,7 @@ from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
-from operant.errors import SpecError, UsageError, quoted, shown, value_error
+from operant.errors import SpecError, UsageError, quoted, reading, shown, value_error
 from operant.spec import effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
@@ -26,7 +26,6 @@ from operant.training.environments import Environments, evaluation_count, host_v
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers
 from operant.training.loop import TrainingLoop
-from operant.training.progress import of_this_state
 from operant.training.run_dir import (
     BEST,
     LIMITS,
@@ -83,10 +82,13 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
             f"missing.{runs_within(directory)}"
         )
     saved = read_run(file)
-    with of_this_state(file):
+    with reading(repr(shown(file))):
         by_program = saved["given"]
-    parts = saved.get("resumed", [])
-    agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
+        parts = saved.get("resumed", [])
+        agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
+        last = parts[-1] if parts else {}
+        limits = {name: last[name] for name in LIMITS if name in last}
+        RunConfig.from_dict({**saved["run"], **limits})
     known = options(RunConfig)
     hyper = {n: v for n, v in changes.items() if n not in known}
     changes = {n: v for n, v in changes.items() if n in known}
@@ -107,8 +109,6 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
             f"cannot be made again from {saved['run']['env']!r}. Go on with its agent in that program: "
             f"Agent.load(directory={shown(directory)!r})."
         )
-    last = parts[-1] if parts else {}
-    limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
     run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
@@ -147,10 +147,11 @@ def _reached(directory: Path, limit: int) -> int:
     place = directory / "checkpoints"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resuming will say which ones were skipped
-        step = _step(checkpoint.latest_header(place))
-        if step >= limit:
-            whole = checkpoint.newest(place)
-            step = _step(None if whole is None else whole.header)
+        with reading(repr(shown(place))):
+            step = _step(checkpoint.latest_header(place))
+            if step >= limit:
+                whole = checkpoint.newest(place)
+                step = _step(None if whole is None else whole.header)
     return step
 
 
@@ -187,6 +188,9 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
     run = located(run)
+    if plan.resume is not None:
+        with reading(repr(shown(plan.resume / "run.json")), SpecError):
+            parse_agent(plan.agent)
     definition = parse_agent(plan.agent, **plan.options)
     if plan.resume is None:
         definition = fitting(definition, run.weights)
@@ -203,7 +207,12 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None:
             run = _without_weights(run, directory)
-        environments = make_environments(run)
+        try:
+            environments = make_environments(run)
+        except SpecError as error:
+            if plan.resume is None:
+                raise
+            raise SpecError(f"{shown(plan.resume / 'run.json')!r}: {error}") from None
         stack.callback(environments.close)
         setup = ExperimentSetup(definition, environments, run)
         training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
@@ -327,10 +336,12 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
         # Beside those, what an earlier part changed that stopped before a checkpoint of its own.
-        saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
-        training.restore(newest, {*changed, *(n for n in agent if saved.get(n) != agent[n])})
+        with reading(repr(shown(newest.path))):
+            saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
+            changed = {*changed, *(n for n in agent if saved.get(n) != agent[n])}
+        training.restore(newest, changed)
     elif training.run.history_checkpoint is not None:
-        with of_this_state(directory / "run.json"):
+        with reading(repr(shown(directory / "run.json"))):
             origin = read_run(directory / "run.json")["origin"]
         if origin is None:
             raise SpecError(

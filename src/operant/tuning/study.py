@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from operant.errors import SpecError, UsageError, suggest
+from operant.errors import SpecError, UsageError, reading, suggest
 
 if TYPE_CHECKING:
     import optuna
@@ -165,12 +165,12 @@ def load(name: str, storage: str | None) -> optuna.Study:
     remedy = "Give --storage if it is elsewhere." if storage is None else ""
     if file is not None and not file.is_file():
         raise SpecError(f"There is no study {name!r}: {shown(where)} does not exist. {remedy}".rstrip())
-    opened = connect(where)
-    try:
-        return optuna.load_study(study_name=name, storage=opened)
-    except KeyError:
+    with reading(f"The storage {shown(where)!r}", SpecError):
+        opened = connect(where)
         names = optuna.get_all_study_names(opened)
-        raise SpecError(f"There is no study {name!r} in {shown(where)}.{suggest(name, names)}") from None
+        if name not in names:
+            raise SpecError(f"There is no study {name!r} in {shown(where)}.{suggest(name, names)}")
+        return optuna.load_study(study_name=name, storage=opened)
 
 
 def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: Any) -> optuna.Study:
@@ -259,10 +259,12 @@ def from_study(name: str, storage: str | None = None) -> BestTrial:
         SpecError: there is no such study.
         UsageError: none of its trials was finished.
     """
-    trial = best(load(name, storage))
-    if trial is None:
-        raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
-    return trial
+    study = load(name, storage)
+    with reading(f"The storage {shown(place(name, storage))!r}", SpecError):
+        trial = best(study)
+        if trial is None:
+            raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
+        return trial
 
 
 def _range(distribution: Any) -> str:

@@ -42,7 +42,10 @@ def read_token(token: str | None = None, token_file: str | Path | None = None) -
         source, token = f"The variable {VARIABLE}", os.environ[VARIABLE]
     if token is None:
         return b""
-    secret = token.strip().encode()
+    try:
+        secret = token.strip().encode()
+    except UnicodeEncodeError:  # bytes of a variable that are no UTF-8
+        raise SpecError(f"{source} must be UTF-8 text. Make one: {_RECIPE}") from None
     if len(secret) < _LEAST:  # the message does not show it
         raise SpecError(
             f"{source} must have at least {_LEAST} characters. Received: {len(secret)}. Make one: {_RECIPE}"

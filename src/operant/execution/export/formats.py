@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -39,7 +40,8 @@ def write(
     folder = as_folder("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}{FORMATS[format]}"
-    description = {"format": format, "agent": agent, **function.interface.to_json()}
+    digest = hashlib.sha256(data).hexdigest()  # a damaged program can end the process that reads it
+    description = {"format": format, "agent": agent, "sha256": digest, **function.interface.to_json()}
     _replace(file.with_name(f"{file.name}.json"), json.dumps(description, indent=2).encode() + b"\n")
     _replace(file, data)
     return file

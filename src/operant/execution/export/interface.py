@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from operant.checkpoint.arrays import fitted
 from operant.errors import SpaceError
 from operant.spec.spaces import Leaf, Space, Spaces, mask_name
 
@@ -114,6 +115,8 @@ class Interface:
             "/".join(port["path"]): port["dtype"] for port in data["inputs"] if port["kind"] == "internals"
         }
         initial = {path: np.asarray(x, types[path]) for path, x in data["initial_internals"].items()}
+        for x in initial.values():
+            fitted(x, x.shape, x.dtype)
         return cls(Spaces.from_spec(data["spaces"]), initial)
 
     def read(self, observation: Mapping[str, np.ndarray], internals: Mapping[str, np.ndarray]) -> Flat:
