@@ -492,6 +492,11 @@ def test_a_baseline_with_an_optimizer_of_its_own_shares_its_numbers_but_for_the_
     two, _, _ = optimise.apply(own, one, state, {"x": jnp.zeros(1)})
     np.testing.assert_allclose(two["x"] - one["x"], [-0.2 / 3 / (np.sqrt(3 / 7) + 0.1)], rtol=1e-5)
     np.testing.assert_allclose(optimise.apply(shared, start, shared.init(start), gradient)[0]["x"], [-0.5])
+    # One with defaults of its own keeps them: √0.1 of the gradient, and ε = 1e-7.
+    numbers |= {"baseline_optimizer": "rmsprop"}
+    _, own = learner("modular", Countdown(), 1, **{**options, **numbers}).algorithm._optimizers()
+    one, _, _ = optimise.apply(own, start, own.init(start), gradient)
+    np.testing.assert_allclose(one["x"], [-0.2 / np.sqrt(0.1)], rtol=1e-5)
 
 
 def test_targets_move_with_every_so_manieth_update():

@@ -522,7 +522,7 @@ def test_keras_allocates_nothing_itself(whole):
     assert not pending("uninitialized_variables")
     model = build(whole, VECTOR, AC)
     assert all(v._value is not None for v in whole.variables)
-    again = model.keras_model(model.init(jax.random.key(0)))
+    again = keras_model(model, model.init(jax.random.key(0)))
     assert all(v._value is not None for v in again.variables)
 
 

@@ -6,9 +6,11 @@ import io
 import shutil
 import time
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
@@ -464,11 +466,8 @@ def test_classes_save_and_load():
     with pytest.raises(CheckpointError, match="There is no checkpoint in 'nothing'"):
         other.load("nothing")
     for message, make in {
-        r"does not fit DQN: its n_envs is 2, not 3": lambda: operant.DQN(
-            "CartPole-v1", NET, n_envs=3, quiet=True
-        ),
-        r"does not fit PPO: its type is dqn, not ppo": lambda: operant.PPO(
-            "CartPole-v1", NET, n_envs=2, quiet=True
+        r"does not fit PPO: its type is dqn, not ppo. Agent.load\('kept/step-\d+'\) makes": lambda: (
+            operant.PPO("CartPole-v1", NET, n_envs=2, quiet=True)
         ),
         r"(?s)does not fit what it is loaded into.* was made with: model .*'size': 8.* here\. Give what it "
         r"was trained with": lambda: operant.DQN(
@@ -485,6 +484,35 @@ def test_classes_save_and_load():
         third.load("kept")
     agent.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "options"),
+    [
+        ("PPO", "CartPole-v1", {"model": [{"type": "gru", "size": 4}], "n_steps": 8, "mini_batches": 1}),
+        ("PPO", "jax:CartPole-v1", {"model": NET, "n_steps": 8, "normalize_rewards": True}),
+        ("DQN", "CartPole-v1", {"model": NET, "buffer_max_size": 500, "buffer_initial_size": 50}),
+    ],
+)
+def test_classes_load_what_more_or_fewer_environments_taught(name, env, options, tmp_path):
+    with getattr(operant, name)(env, n_envs=2, seed=1, quiet=True, **options) as agent:
+        agent.fit(max_steps=200)
+        agent.save(tmp_path / "kept")
+        learnt = agent.session.driver.train.state.variables["params"]
+        for n in (1, 3):
+            empty = (
+                pytest.warns(RuntimeWarning, match="memory starts empty") if name == "DQN" else nullcontext()
+            )
+            with getattr(operant, name)(env, n_envs=n, seed=2, quiet=True, **options) as other:
+                with empty:
+                    other.load(tmp_path / "kept")
+                jax.tree.map(
+                    np.testing.assert_array_equal,
+                    other.session.driver.train.state.variables["params"],
+                    learnt,
+                )
+                assert (other.steps, other.games) == (agent.steps, agent.games)
+                assert other.fit(max_steps=300).step >= 300
 
 
 @pytest.mark.slow

@@ -329,7 +329,7 @@ class DQN(ReplayCounter, QLearner):
 
     def _sync(self, state: State, block: Rollout, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""
-        every = jnp.uint32(self.config.target_sync_steps)
+        every = jnp.uint32(min(self.config.target_sync_steps, 2**32 - 1))  # timesteps are counted up to there
         before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
         due = counters.timesteps // every > before // every
         tau = jnp.where(due, jnp.asarray(self.config.tau, jnp.float32), 0.0)

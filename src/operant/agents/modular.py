@@ -60,6 +60,7 @@ from operant.agents.modular_parts.sizes import (
 )
 from operant.agents.options.modular_options import DETERMINISTIC
 from operant.agents.options.modular_options import ModularConfig as Config
+from operant.agents.options.shared_options import own_numbers
 from operant.agents.parts.action_scaling import require_bounds
 from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.parts.sequences import refuse_averages
@@ -69,7 +70,7 @@ from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import optimise
-from operant.spec import Schedule
+from operant.spec import Schedule, default
 from operant.spec.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
@@ -198,7 +199,12 @@ class Modular(UpdateCounter):
         c = self.config
         name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
         lr = c.lr if c.baseline_lr is None else c.baseline_lr
-        baseline = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+        numbers = {"beta2": c.beta2, "opt_epsilon": c.opt_epsilon}
+        if (own := own_numbers(name)) != own_numbers(c.optimizer):  # numbers of another kind of optimizer
+            numbers = {key: own.get(key, default(type(c), key)) for key in numbers}
+        baseline = optimise.optimizer(
+            name, lr, c.beta1, numbers["beta2"], numbers["opt_epsilon"], c.grad_norm
+        )
         return updates.optimizer(c), baseline
 
     def init(self, key: Key) -> State:

@@ -125,16 +125,46 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
-    """Yield a temporary path of one's own; the file written there, forced to the disk, replaces `final`."""
-    temporary = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
-    try:
-        yield temporary
-        with open(temporary, "r+b") as file:
+    """Yield a temporary path that no other process uses.
+
+    The file written there is forced to the disk and replaces `final`.
+    """
+    with temporary(final) as path:
+        yield path
+        with open(path, "r+b") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, final)
+        os.replace(path, final)
         sync(final.parent)
+
+
+@contextlib.contextmanager
+def temporary(final: Path) -> Iterator[Path]:
+    """Yield the path of a new file beside `final`, to be written in place; at the end it is gone.
+
+    It is locked meanwhile: those of the same suffix that are not were left by writers that died, and go.
+    """
+    for left in final.parent.glob(f"{TEMPORARY}????????-*{final.suffix}"):
+        with contextlib.suppress(OSError):  # it is being written, or there are no locks
+            descriptor = hold(left)
+            try:
+                left.unlink()
+            finally:
+                os.close(descriptor)
+    held = -1
+    while held < 0:
+        path = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
+        held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        if lock(held, wait=True) and not path.exists():  # taken for a leftover before it was locked
+            os.close(held)
+            held = -1
+    try:
+        if os.name != "posix":  # an open file can be neither renamed nor removed there
+            os.close(held)
+        yield path
     finally:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if os.name == "posix":
+            os.close(held)
 
 
 @contextlib.contextmanager

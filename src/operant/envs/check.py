@@ -22,6 +22,7 @@ from operant.envs.validation_errors import (
     reward_error,
     space_errors,
     terminal_error,
+    text_of,
 )
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
@@ -92,7 +93,10 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
             _examine(source, trial, steps, seed, report)
         finally:
             if not source.is_object:
-                trial.close()
+                try:
+                    trial.close()
+                except Exception as error:
+                    report.fault(f"close raised {type(error).__name__}: {text_of(error)}.", "Correct it.")
     except _StopTrialError:
         pass
     if report.faults:

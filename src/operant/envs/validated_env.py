@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
-from operant.envs.validation_errors import brief, reward_error, terminal_error
+from operant.envs.validation_errors import brief, close, reward_error, terminal_error
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
 
@@ -108,7 +108,7 @@ class ValidatedEnv(Environment):
         """Close the environment; a second call does nothing."""
         if not self._closed:
             self._closed, self._running = True, False
-            self._environment.close()
+            close(self._environment)
 
     def reset(self, num_parallel: int | None = None, seed: int | None = None) -> Any:
         """Begin an episode.

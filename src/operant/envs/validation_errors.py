@@ -7,11 +7,14 @@ allows nothing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import sysconfig
+import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any, Literal, TypeAlias
@@ -28,6 +31,10 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """The types of nearly all rewards, for a fast test before `reward_error`."""
 FLAGS = frozenset((bool, np.bool_))
 """The types of nearly all flags, for a fast test before `flag_error`."""
+MOST_TEXT = 2000
+"""Characters of an exception that are shown."""
+CLOSE_SECONDS = 10.0
+"""How long an environment in this process may take to close."""
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
@@ -37,6 +44,10 @@ _LIBRARIES = tuple(
 _LARGEST = float(np.finfo(np.float32).max)
 _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
 _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+class _HangError(Exception):
+    """Wakes the main thread."""
 
 
 def space_errors(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
@@ -259,6 +270,15 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of somebody's exception, which may be huge, or itself raise."""
+    try:
+        text = str(error)
+    except Exception as fault:
+        return f"(its text raises {type(fault).__name__})"
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text)} characters)"
+
+
 def raised_at(error: BaseException) -> str:
     """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
 
@@ -280,6 +300,39 @@ def raise_of_handler(error: BaseException) -> None:
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
         raise error
+
+
+def close(environment: Any) -> None:
+    """Close what somebody else wrote. That it raises or hangs is a warning: it has done its work."""
+    name = type(getattr(environment, "unwrapped", environment)).__name__
+    try:
+        with _alarm(CLOSE_SECONDS):
+            environment.close()
+    except (Exception, SystemExit) as error:
+        raise_of_handler(error)
+        hangs = isinstance(error, _HangError)
+        how = "hangs" if hangs else f"raised {type(error).__name__}: {text_of(error)}"
+        warnings.warn(f"close of {name!r} {how}; it counts as closed.", RuntimeWarning, stacklevel=3)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise `_HangError` after so many seconds, where the main thread can be woken and its alarm is free."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise _HangError
+
+    free = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not free or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def _code(handler: Any) -> Any:

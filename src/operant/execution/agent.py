@@ -12,7 +12,7 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, parse_saved_agent
-from operant.agents.base.learner import TrainState, without_buffer
+from operant.agents.base.learner import TrainState, learnt_by, without_buffer
 from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
@@ -512,25 +512,8 @@ class Agent(InteractiveAgent):
             )
 
     def _take_over(self, saved: checkpoint.Checkpoint, actors: int) -> None:
-        fresh = self._engine.train
-        if jax.tree.leaves(fresh.memory):
-            warnings.warn(
-                f"The replay memory starts empty: that of {str(saved.path)!r} belongs to another number of "
-                "actors.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        like = fresh
-        scale: Any = getattr(fresh.state, "reward_scale", ())
-        if scale != ():  # the running returns are the actors'
-            others = scale._replace(total=np.zeros(actors, np.float32))
-            like = fresh._replace(state=fresh.state._replace(reward_scale=others))
-        fields = [name for name in fresh._fields if name != "memory"]
-        parts = {name: saved.part("train", getattr(like, name), name) for name in fields}
-        if scale != ():
-            kept = parts["state"].reward_scale._replace(total=scale.total)
-            parts["state"] = parts["state"]._replace(reward_scale=kept)
-        self._put_learnt(fresh._replace(**parts))
+        """Restore what was learnt from a checkpoint of another number of actors."""
+        self._put_learnt(learnt_by(actors, saved, self._engine.train))
         counts = saved.header.get("interaction") or saved.header.get("training") or {}
         self._draws = whole("draws", counts.get("draws", 0), 0)
 

@@ -206,8 +206,10 @@ def _prepared(
     """Return the learner that plays, its state, and the environment; whatever else was read is released."""
     from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
     from operant.agents.base.learner import Learner
+    from operant.spec import runtime
     from operant.training.session import fitting
 
+    runtime.devices()  # says what is wrong with them, if anything is
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if newest is None else _specification(newest)
     if saved is None and agent is None:

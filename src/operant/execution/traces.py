@@ -19,7 +19,6 @@ import contextlib
 import functools
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,16 +155,13 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".trace-{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("xb") as file:
+    with durable.temporary(folder / "trace.tmp") as temporary:
+        with temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())  # before it gets its name
         yield temporary
         durable.sync(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, spaces: Spaces) -> Trace:

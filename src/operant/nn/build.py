@@ -207,12 +207,11 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
     if leaf.dtype == "uint8" and leaf.type == "float" and scaled:
         top = float(leaf.high.max()) if math.isfinite(leaf.high.max()) else 255.0
         return k.layers.Rescaling(1.0 / max(top, 1.0), dtype="float32")(entry)
-    x = entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     if name not in normalized:
-        return x
+        return entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     from operant.nn.keras_layers import Normalizer
 
-    return Normalizer(name=_normalizer_name(name), dtype="float32")(x)
+    return Normalizer(name=_normalizer_name(name), dtype="float32")(entry)
 
 
 def _bounds(leaf: Leaf) -> Bounds:

@@ -318,8 +318,7 @@ class Model:
         for name, layer in self._normalized.items():
             fields = _moments(layer)
             moments = normalization.Moments(**{field: state[inner] for field, inner in fields.items()})
-            rows = observation[name][: valid.shape[0]].astype(jnp.float32)
-            moments = normalization.update(moments, rows, valid)
+            moments = normalization.update(moments, observation[name][: valid.shape[0]], valid)
             state |= {fields[field]: value for field, value in moments._asdict().items()}
         return {**variables, "state": state}
 

@@ -69,17 +69,34 @@ def start(
     fits = not flags.strip() or flags.lstrip().startswith("-")  # else it is the name of a file of flags
     if has_images(shapes) and fits and LIBRARY_FLAG.partition("=")[0] not in flags:
         variables["XLA_FLAGS"] = f"{LIBRARY_FLAG} {flags}".rstrip()
-    if variables:
-        _start_with(variables)
+    _start_with(variables)
+
+
+def devices() -> list[Any]:
+    """Return JAX's devices.
+
+    Raises:
+        UsageError: it cannot start on those that it was told to use.
+    """
+    import jax
+
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0] or "there is no such device, or its plugin is not installed"
+        wanted = os.environ.get("JAX_PLATFORMS")
+        raise UsageError(
+            f"JAX cannot start on JAX_PLATFORMS={wanted!r}: {reason}. Leave JAX_PLATFORMS "
+            "out, or install what it needs: pip install 'operant[cuda]' for NVIDIA's GPUs."
+        ) from None
 
 
 def _start_with(variables: dict[str, str]) -> None:
-    import jax
-
+    """Start the backend with these environment variables, which it reads as it starts."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        jax.devices()
+        devices()
     finally:
         for name, value in before.items():  # the new ones are meant for this process only
             if value is None:
@@ -128,10 +145,9 @@ def device(name: str) -> Any:
 
     platform, _, number = name.lower().partition(":")
     try:
-        devices = jax.devices(platform)
-        return devices[int(number or 0)]
+        return jax.devices(platform)[int(number or 0)]
     except (RuntimeError, ValueError, IndexError):
-        known = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+        known = ", ".join(f"{each.platform}:{each.id}" for each in devices())
         raise SpecError(f"There is no device {name!r}. JAX has: {known}.") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
-from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.base import AbandonedError, VectorEnv
 from operant.errors import whole
 from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.record import Logger
@@ -94,8 +95,10 @@ class Evaluation:
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
         """Run the episodes due at a step, by the policy's best actions; None if `stop` was True before."""
         seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
-        finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
-        return finished if len(finished) == self.episodes else None
+        with contextlib.suppress(AbandonedError):
+            finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
+            return finished if len(finished) == self.episodes else None
+        return None
 
 
 def evaluate(

@@ -16,7 +16,8 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
-from operant.agents.base.learner import TrainState, with_empty_buffer, without_buffer
+from operant.agents.base.learner import TrainState, learnt_by, with_empty_buffer, without_buffer
+from operant.agents.base.update_counter import UpdateCounter
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, reading, shown
 from operant.spec import traced
@@ -158,6 +159,14 @@ class TrainingLoop:
         with reading(repr(shown(saved.path))):
             self.memory_anew, ended, step = not header["memory"], header["ended"], int(header["step"])
             Progress(self.run).restore(header)
+            actors = saved.header["specification"]["parallel_interactions"]
+        if actors != self.specification["parallel_interactions"]:  # the class's `load` allows it
+            train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
+            if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+                train = train._replace(state=algorithm.resumed(train.state, train.counters))
+            self.driver.restore(train, self.driver.snapshot(), header["step"])
+            self.progress.restore(header)
+            return
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
         saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
@@ -254,7 +263,7 @@ class TrainingLoop:
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         self._left = 0
         self._called_off = False
-        self.driver.deadline = math.inf
+        self._end_by(math.inf)
         self._pace, self._called = 1, time.perf_counter()
         if scores := self._evaluate():  # one that was interrupted
             self.progress.logged = self.progress.score.episodes
@@ -417,7 +426,13 @@ class TrainingLoop:
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
-        self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
+        self._end_by(time.perf_counter() + PATIENCE_SECONDS)
+
+    def _end_by(self, deadline: float) -> None:
+        """Have environments, of evaluations too, waited for no longer than that."""
+        self.driver.end_by(deadline)
+        if self.evaluation is not None:
+            self.evaluation.evaluator.env.deadline = deadline
 
     def _account(self, finished: Sequence[EpisodeResult]) -> None:
         episodes, score = [], self.progress.score

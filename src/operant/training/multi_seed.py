@@ -20,6 +20,7 @@ from operant.errors import EnvironmentError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import LoggerGroup, interval
+from operant.tracking.console import say
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.drivers.seeds import MultiSeedRunner
@@ -97,8 +98,7 @@ def _replicate(
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
-        with contextlib.suppress(OSError):  # seeds outlive their terminal, and a full disk under their log
-            print(_farewell(plan, results, mean, directory), flush=True)
+        say(_farewell(plan, results, mean, directory))
     return MultiSeedResult(tuple(results), directory, mean)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from operant.agents.base.protocol import Algorithm, config_type
-from operant.agents.options.shared_options import AgentConfig
+from operant.agents.options.shared_options import AgentConfig, own_numbers
 from operant.agents.table import (
     AGENTS,
     ALIASES,
@@ -223,9 +223,10 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
 def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, source: str) -> None:
     """Refuse options of the caller's, but networks, that are neither the default's nor the file's."""
     networks = caller.networks()
+    unset = {**vars(default.config), **own_numbers(vars(caller.config).get("optimizer"))}
     for name, value in vars(caller.config).items():
-        usual, saved = getattr(default.config, name), getattr(loaded.config, name)
-        if name not in networks and value not in (usual, saved):
+        saved = getattr(loaded.config, name)
+        if name not in networks and value not in (unset[name], saved):
             raise CheckpointError(
                 f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
                 f"Received: {name}={value!r}. Give the same, or leave it out."

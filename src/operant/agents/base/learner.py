@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from operant import checkpoint
 from operant.agents.base import updates
 from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
 from operant.agents.base.protocol import Algorithm, Counters, count_valid, counted, fold
@@ -52,6 +54,28 @@ class PolicyState(NamedTuple):
 def without_buffer(train: TrainState) -> TrainState:
     """Leave a replay memory out; one of the newest rows only, which is small, stays."""
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
+
+
+def learnt_by(actors: int, saved: checkpoint.Checkpoint, fresh: TrainState) -> TrainState:
+    """Return what another number of actors learnt, in the place of a fresh state.
+
+    What belongs to actors begins anew: running returns, and the replay memory, with a warning.
+    """
+    if jax.tree.leaves(fresh.memory):
+        path = str(saved.path)
+        text = f"The replay memory starts empty: that of {path!r} belongs to another number of actors."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    like = fresh
+    scale: Any = getattr(fresh.state, "reward_scale", ())
+    if scale != ():
+        others = scale._replace(total=np.zeros(actors, np.float32))
+        like = fresh._replace(state=fresh.state._replace(reward_scale=others))
+    fields = [name for name in fresh._fields if name != "memory"]
+    parts = {name: saved.part("train", getattr(like, name), name) for name in fields}
+    if scale != ():
+        kept = parts["state"].reward_scale._replace(total=scale.total)
+        parts["state"] = parts["state"]._replace(reward_scale=kept)
+    return fresh._replace(**parts)
 
 
 def with_empty_buffer(train: TrainState) -> TrainState:

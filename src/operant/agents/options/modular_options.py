@@ -127,7 +127,9 @@ class BaselineConfig(Config):
     )
     baseline_weight: Scalar = number(1.0, "Weight of the baseline's loss relative to the policy's")
     baseline_optimizer: Any = option(
-        None, "Separate optimizer for the baseline: a name or a dict (default: one for both losses together)"
+        None,
+        "Separate optimizer for the baseline: a name or a dict (default: one for both losses together). The "
+        "agent's beta1, beta2 and opt_epsilon count for it if it has the same defaults, else its defaults",
     )
     baseline_lr: Scalar | None = number(None, "Learning rate of the baseline's own optimizer (default: lr)")
     baseline_multi_step: Scalar = option(

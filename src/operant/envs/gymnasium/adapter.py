@@ -22,6 +22,7 @@ from operant.envs.validation_errors import (
     NUMBERS,
     Check,
     brief,
+    close,
     flag_error,
     reward_error,
     space_errors,
@@ -327,7 +328,7 @@ class GymnasiumSubEnv:
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        close(self.env)
 
 
 class GymnasiumEnv(SpacesEnv):

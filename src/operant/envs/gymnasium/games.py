@@ -57,6 +57,15 @@ class _Wrapper(VectorEnv):
         self._lives = _Lives(vector, counted)
 
     @property
+    def deadline(self) -> float:
+        """That of the games."""
+        return self._vector.deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._vector.deadline = deadline
+
+    @property
     def codec(self) -> Codec | None:
         return self._vector.codec
 

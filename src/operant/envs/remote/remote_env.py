@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Any
 
 from operant.envs.connection import Answer, Connection
@@ -11,8 +10,7 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import SpacesEnv
 from operant.envs.remote import read_ports
 from operant.errors import UsageError
-
-_log = logging.getLogger("operant")
+from operant.tracking.console import say
 
 
 class RemoteEnv(SpacesEnv):
@@ -69,6 +67,6 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
 
     ports = [PORT] if port is None else read_ports(port)
     with Server(source, "127.0.0.1" if host is None else host, ports, token=read_token()) as server:
-        _log.info("Serving %s.", server)
+        say(f"Serving {server}")
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()

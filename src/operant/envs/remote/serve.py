@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from operant.errors import SpecError
 from operant.spec import Config, option
+from operant.tracking.console import say
 
 if TYPE_CHECKING:
     from operant.envs.remote.server import Server
@@ -100,11 +101,7 @@ def serve(config: ServeConfig) -> None:
     try:
         with start(config) as server:
             if not config.quiet:
-                guard = "clients must know the token" if server.is_guarded else "no token"
-                print(
-                    f"Serving {server} at {config.host} ({guard}, {'TLS' if config.key else 'no TLS'})",
-                    flush=True,
-                )
+                say(f"Serving {server}")
             server.wait()
     except KeyboardInterrupt:
         pass

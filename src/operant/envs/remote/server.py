@@ -78,7 +78,7 @@ class Server:
         processes: bool = True,
     ) -> None:
         check_reach(host, token, "Serving at")
-        self._source, self._token, self._context = source, token, context
+        self.host, self._source, self._token, self._context = host, source, token, context
         self._limits, self._timeouts, self._processes = limits, timeouts, processes
         self._remaining_sessions = sessions
         self._ended = threading.Event()
@@ -151,15 +151,12 @@ class Server:
             return ProcessConnection(self._source, index, self._limits)
         return LocalConnection(self._source.create())
 
-    @property
-    def is_guarded(self) -> bool:
-        """Whether clients must know a token."""
-        return bool(self._token)
-
     def __str__(self) -> str:
+        guard = "clients must know the token" if self._token else "no token"
         return (
             f"{len(self._environments)} x {self._environments[0].name} on port "
-            f"{', '.join(map(str, self.ports))}"
+            f"{', '.join(map(str, self.ports))} at {self.host} "
+            f"({guard}, {'no TLS' if self._context is None else 'TLS'})"
         )
 
     def wait(self) -> None:

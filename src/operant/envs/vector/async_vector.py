@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.validation_errors import Check
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
 from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
 from operant.envs.workers.restarts import LostError, RestartPolicy
@@ -206,6 +206,7 @@ class AsyncVectorEnv(VectorEnv):
             for worker in workers:
                 try:
                     if worker.lost is None:
+                        self._await(worker, deadline)
                         worker.receive(deadline, self._timeout)
                 except LostError as lost:
                     worker.lose(lost)
@@ -218,6 +219,16 @@ class AsyncVectorEnv(VectorEnv):
         if error is not None:
             raise error
         return [(worker, worker.lost) for worker in workers if worker.lost is not None]
+
+    def _await(self, worker: _VectorWorker, deadline: float) -> None:
+        """Wait for an answer, in pieces, as the end of the run may be asked for meanwhile.
+
+        Raises:
+            AbandonedError: it waits no longer.
+        """
+        while not worker.poll(min(1.0, left := deadline - time.monotonic())) and left > 1.0:
+            if time.perf_counter() >= self.deadline:
+                raise AbandonedError
 
     def _interrupt(self, workers: Sequence[_VectorWorker]) -> None:
         """End workers whose answers nobody awaits any more; `reset` replaces them."""

@@ -7,6 +7,7 @@ with the first observation, reward 0 and both flags False. That is the stream of
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -32,6 +33,10 @@ class VectorStep(NamedTuple):
     """bool `[N]`: the episode was cut, for example by a time limit."""
 
 
+class AbandonedError(Exception):
+    """What takes longer than the end of a run may wait is given up."""
+
+
 class EpisodeScore(NamedTuple):
     """What reports count where training sees something else: clipped rewards, lives as episodes."""
 
@@ -53,6 +58,8 @@ class VectorEnv(abc.ABC):
     why: str = ""
     """Why it runs so."""
     max_episode_timesteps: int | None = None
+    deadline: float = math.inf
+    """Time (`time.perf_counter`) from which no answer is waited for, where that can be ended."""
     restarts: int = 0
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None

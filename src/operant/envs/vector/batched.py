@@ -13,7 +13,7 @@ from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import UNREADABLE, misfit
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
-from operant.envs.validation_errors import Check, ObservationValidator, finite_error, raised_at
+from operant.envs.validation_errors import Check, ObservationValidator, close, finite_error, raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
@@ -123,7 +123,7 @@ class GymnasiumVector(VectorEnv):
         """Close the environments."""
         if self._is_open:
             self._is_open = False
-            self._vector.close()
+            close(self._vector)
 
     def _read(self, observation: Any, call: str, ended: tuple[Any, ...] = ()) -> Flat:
         try:

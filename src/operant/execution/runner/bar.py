@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
+
+from operant.tracking.console import OutputStream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,13 +29,13 @@ class Bar:
     def __init__(self, what: str, total: int | None, stream: TextIO | None = None) -> None:
         self.what = what
         self.total = total
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = OutputStream(sys.stderr if stream is None else stream)
         self._count = 0
         self._figures: Mapping[str, str] = {}
         self._began = self._printed = time.perf_counter()
         self._progress: Progress | None = None
-        if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # dumb ones show nothing until the end
-            with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk under its log
+        if self._stream.isatty():
+            with contextlib.suppress(Exception):  # a run outlives its terminal, and a full disk under its log
                 self._progress = self._drawn()
                 self._progress.start()
 
@@ -43,7 +44,7 @@ class Bar:
         self._count = count
         if figures is not None:
             self._figures = figures
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if self._progress is not None:
                 self._progress.update(self._progress.task_ids[0], completed=count)
             elif time.perf_counter() - self._printed >= EVERY:
@@ -51,7 +52,7 @@ class Bar:
 
     def close(self) -> None:
         """End it, leaving the last state in place."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if self._progress is not None:
                 self._progress.stop()
             else:
@@ -87,7 +88,7 @@ class Bar:
         else:
             columns.insert(1, progress.BarColumn(bar_width=None))
             columns.append(progress.TimeRemainingColumn())
-        console = Console(file=self._stream, force_terminal=True)
+        console = Console(file=cast(TextIO, self._stream), force_terminal=True)
         display = Display(*columns, console=console, expand=self.total is not None, refresh_per_second=4)
         display.add_task("", total=self.total)
         return display

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -13,11 +14,12 @@ from operant.errors import SpaceError, SpecError
 from operant.spec.spaces.fields import STORAGE, NDArray
 from operant.spec.spaces.leaf import Leaf
 from operant.spec.spaces.masks import SUFFIX, mask_name
+from operant.spec.spaces.narrowing import StorageConverter
 from operant.spec.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 
-INFINITE = 1e6
-"""A bound of a Box that is this large counts as none: environments give large numbers where there is no
-limit."""
+INFINITE = 1e18
+"""A bound of a Box of floats that is this large counts as none, and so do the limits of 32- and 64-bit
+integers."""
 
 Node: TypeAlias = "SpacePart | dict[Any, Node] | tuple[Node, ...]"
 
@@ -49,6 +51,11 @@ class SpacePart:
     """Shapes of the components that are flattened and concatenated in this vector. Empty: it is not a
     concatenation."""
 
+    @functools.cached_property
+    def _to_storage(self) -> StorageConverter:
+        shape = (self.shape[1:] + self.shape[:1]) if self.moved else self.shape
+        return StorageConverter(shape, self.storage)
+
     @property
     def direct(self) -> bool:
         """Whether a value of the right type is the component without conversion."""
@@ -69,10 +76,7 @@ class SpacePart:
         if self.moved:
             array = np.moveaxis(array, lead, -1)
         if array.dtype != self.storage:
-            with np.errstate(
-                over="ignore"
-            ):  # a float64 too large becomes inf, for the check of values to find
-                array = array.astype(self.storage)
+            array = self._to_storage(array, f"component {self.names[0]!r}")
         if self.pieces:
             flat.update(self.cut(array))
         elif self.split:
@@ -460,14 +464,21 @@ class _Reader:
         return self.frames > 1 and len(shape) > 1 and shape[0 if first else -1] == self.frames
 
     def _box_choices(self, space: Any, name: str, low: NDArray, high: NDArray) -> tuple[Any, Node]:
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise SpaceError(f"An action Box of integers must have both bounds. Received: {space!r}.")
-        return self._choices(space, name, (high - low + 1).astype(np.int64), low)
+        if not np.all(high - low < 2**31):  # nor infinite
+            raise SpaceError(
+                f"An action Box of integers must have both bounds, with at most 2147483648 values. "
+                f"Received: {space!r}."
+            )
+        low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+        return self._choices(space, name, high - low + 1, low)
 
 
 def _open(bound: NDArray) -> Any:
     wide = bound.astype(np.float64)
-    return np.where(np.abs(wide) >= INFINITE, np.copysign(np.inf, wide), wide)
+    if bound.dtype.kind in "iu" and bound.dtype.itemsize < 4:
+        return wide
+    limit = np.iinfo(bound.dtype).max if bound.dtype.kind in "iu" else INFINITE
+    return np.where(np.abs(wide) >= float(limit), np.copysign(np.inf, wide), wide)
 
 
 def _storage(space: Any) -> str:
@@ -483,7 +494,7 @@ def _storage(space: Any) -> str:
 def to_gymnasium(space: Space) -> Any:
     """Return the Gymnasium space of the same values, without what Gymnasium cannot express.
 
-    That is `frames`, bounds of 1e6 and more, and that a state is an `int` without `num_values` (it comes back
+    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it comes back
     as a number stored as int32). `from_gymnasium(..., channels_first=False)` reads back an equal space.
     """
     return _to_gymnasium(space.tree)

@@ -25,6 +25,7 @@ from operant.spec.spaces.fields import (
     read_shape,
     read_type,
 )
+from operant.spec.spaces.narrowing import StorageConverter
 
 MOST_CHANNELS = 16
 """The most channels (times stacked frames) with which an image's order of axes can be told from its shape."""
@@ -288,15 +289,14 @@ class Leaf:
                 f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}.{remedy}"
             )
         if self.storage.kind == "f" and array.dtype is not self.storage:
-            with np.errstate(over="ignore"):  # a float64 that is too large becomes inf, which is then refused
-                array = array.astype(self.storage)
+            array = self._to_storage(array, label)
         if clip and self.storage.kind == "f" and self._limits[0] is not None:
             array = np.asarray(np.clip(array, *self._limits))
         if values:
             self._check_values(array, label)
         if self.has_offset:
             array = array.astype(np.int64) - self.offset
-        return array if array.dtype is self.storage else array.astype(self.storage)
+        return array if array.dtype is self.storage else self._to_storage(array, label)
 
     def _check_values(self, array: NDArray, label: str) -> None:
         low, high = self._limits
@@ -356,6 +356,10 @@ class Leaf:
         if self.type != "int" or self.shape or low is None or high is None:
             return None
         return int(low), int(high)
+
+    @functools.cached_property
+    def _to_storage(self) -> StorageConverter:
+        return StorageConverter(self.shape, self.storage)
 
     @functools.cached_property
     def _kinds(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,8 +25,6 @@ class Driver(abc.ABC):
     """Everything that is needed to continue, except the environments."""
     unreported: Sequence[EpisodeResult] = ()
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
-    deadline: float = math.inf
-    """Time (`time.perf_counter`) from which an incomplete block is discarded. A compiled one is completed."""
     processes: int = 1
     """How many processes train together."""
 
@@ -48,6 +45,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def advance(self, blocks: int) -> list[EpisodeResult]:
         """Collect and learn from that many blocks; return the episodes that ended, in order of time."""
+
+    def end_by(self, deadline: float) -> None:
+        """Discard a block that is not complete by then (`time.perf_counter`); a compiled one is completed."""
+        return None
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import TrainState, reset_carry
-from operant.envs.vector.base import VectorEnv, VectorStep
+from operant.envs.vector.base import AbandonedError, VectorEnv, VectorStep
 from operant.spec.streams import Purpose, derived_seed
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
@@ -20,10 +20,6 @@ from operant.types import Action, Rollout, Tree
 
 CHECK_STEPS = 512
 """Environment steps of one call (see `Driver`)."""
-
-
-class _BlockAbandonedError(Exception):
-    """A block takes longer than the driver is allowed."""
 
 
 class HostDriver(Driver):
@@ -66,7 +62,7 @@ class HostDriver(Driver):
         """
         finished: list[EpisodeResult] = []
         self.unreported = finished
-        with contextlib.suppress(_BlockAbandonedError):
+        with contextlib.suppress(AbandonedError):
             for _ in range(blocks):
                 block = self._block(finished)
                 noise = self.engine.noise(self._row)
@@ -75,6 +71,10 @@ class HostDriver(Driver):
                 jax.block_until_ready(self._next.action)
         self.unreported = ()
         return finished
+
+    def end_by(self, deadline: float) -> None:
+        """Discard a block that is not complete by then."""
+        self.env.deadline = deadline
 
     def _block(self, finished: list[EpisodeResult]) -> Rollout:
         """Collect one block; if the last one broke off, begin new episodes first."""
@@ -113,8 +113,8 @@ class HostDriver(Driver):
             carry = self._reset_carry(carry, first)
             buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
         for t in range(engine.learner.rows):
-            if self.deadline < math.inf and time.perf_counter() >= self.deadline:
-                raise _BlockAbandonedError
+            if env.deadline < math.inf and time.perf_counter() >= env.deadline:
+                raise AbandonedError
             for name, value in observation.items():
                 buffer.observation[name][t] = value
             if action is None:
