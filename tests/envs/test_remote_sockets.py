@@ -270,6 +270,9 @@ def test_token_files_are_their_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("OPERANT_TOKEN", "")
     with pytest.raises(SpecError, match=r"The variable OPERANT_TOKEN must have at least 16"):
         read_token()
+    monkeypatch.setitem(os.environb, b"OPERANT_TOKEN", b"\xff" * 20)
+    with pytest.raises(SpecError, match=r"The variable OPERANT_TOKEN must be UTF-8 text. Make one"):
+        read_token()
     monkeypatch.delenv("OPERANT_TOKEN")
     assert read_token() == b""
 

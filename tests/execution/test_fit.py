@@ -342,7 +342,7 @@ def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
     capsys.readouterr()
     other.fit(max_steps=20)
     other.close()
-    assert f"a mean reward to judge by: {path} left as before" in capsys.readouterr().out
+    assert f"a mean return to judge by: {path} left as before" in capsys.readouterr().out
     assert same(checkpoint.load(path)[0], judged)
 
 

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "agent.json").write_text(json.dumps(spec))
     with pytest.raises(
         CheckpointError,
-        match=r"agent.npz' do not fit the agent: 'model/params/.* is \(.*in the agent",
+        match=r"agent.npz' do not fit the agent: 'model/params/.* is float32\[.* where .*same networks",
     ):
         Agent.load(tmp_path)
     (tmp_path / "agent.json").unlink()
@@ -147,6 +147,50 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "bad.json").write_text(json.dumps(spec))
     with pytest.raises(CheckpointError, match="cannot be read"):
         Agent.load(tmp_path, "bad")
+
+
+KERNEL, COUNTER = "model/params/head.value/kernel", "updates"
+BAD = {
+    "nan": (
+        KERNEL,
+        lambda x: np.where(x == x[0], np.nan, x),
+        "holds nan, which is no finite number of float32",
+    ),
+    "infinite": (KERNEL, lambda x: x - np.float32(np.inf), "holds -inf"),
+    "too large": (
+        KERNEL,
+        lambda x: x + np.full(x.shape, 1e300),
+        r"holds 1e\+300, which is no finite number of float32",
+    ),
+    "bool": (KERNEL, lambda x: x > 0, "is bool"),
+    "whole": (KERNEL, lambda x: x.astype("i4"), "is int32"),
+    "complex": (KERNEL, lambda x: x + 1j, "is complex"),
+    "text": (KERNEL, lambda x: np.full(x.shape, "abc", "S3"), r"is \|S3"),
+    "date": (KERNEL, lambda x: np.full(x.shape, np.datetime64("2020-01-01")), "is datetime64"),
+    "struct": (KERNEL, lambda x: np.zeros(x.shape, [("a", "f4")]), r"is \[\('a'"),
+    "another shape": (KERNEL, lambda x: x[:, 0], r"is float32\[8\] where float32\[8, 1\] is expected"),
+    "negative": (COUNTER, lambda x: np.int64(-1), "holds -1, which is no finite number of uint32"),
+    "beyond": (COUNTER, lambda x: np.int64(2**40), "holds 1099511627776"),
+    "no number": (COUNTER, lambda x: np.float32(np.nan), r"is float32\[\] where uint32\[\] is expected"),
+    "several": (COUNTER, lambda x: np.zeros(2, "u4"), r"is uint32\[2\]"),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_are_finite_numbers_of_their_kind(tmp_path, format):
+    """In every format that can hold another."""
+    path = Path(create().save(tmp_path, format=format))
+    arrays = saving.read(path)
+    for name, spoil, message in BAD.values():
+        bad = np.asarray(spoil(arrays[name]))
+        if bad.dtype.kind in {"numpy": "", "hdf5": "M", "safetensors": "MSV"}[format]:
+            continue
+        saving._WRITERS[format](path, {**arrays, name: bad})
+        with pytest.raises(CheckpointError, match=rf"agent.*' do not fit the agent: '{name}' {message}"):
+            Agent.load(tmp_path)
+    for good in ("f8", "f2"):
+        saving._WRITERS[format](path, {**arrays, KERNEL: arrays[KERNEL].astype(good), COUNTER: np.int64(7)})
+        assert Agent.load(tmp_path).updates == 7
 
 
 @pytest.mark.parametrize(

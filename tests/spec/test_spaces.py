@@ -496,8 +496,6 @@ def test_more_faults_of_spaces():
         Spaces(action, action)
     with pytest.raises(SpecError, match=r"'actions' is missing"):
         Spaces.from_spec({"states": {"shape": 1}})
-    with pytest.raises(SpecError, match=r"Only 'int' actions can be masked"):
-        Spaces.read({"shape": 1}, {"shape": 1}).mask_leaf("action")
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,8 @@ class PPO(ActorCritic):
             if limit is not None:
                 within &= ~(metrics["update/kl"] > SLACK * limit)
                 has_rows &= within
-            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
-            params = self.model.averaged(params, before, rows.observation, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, has_rows=has_rows)
+            params = self.model.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             if limit is not None:  # steps after the limit was reached have no effect
                 params = jax.tree.map(functools.partial(jnp.where, within), params, old)

@@ -117,12 +117,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 
 def _component_error(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, str] | None:
-    """Find the first fault in a component as stored, `[N, *shape]`: a number that is not finite or out of
-    range.
-
-    Returns:
-        The environment's index and what is wrong, or None.
-    """
+    """Find the first fault in a component `[N, *shape]`: index, and what is not finite or out of range."""
     error = finite_error(label, array)
     if error is not None or leaf.type == "bool":
         return error
@@ -142,9 +137,7 @@ def _component_error(leaf: Leaf, label: str, array: np.ndarray) -> tuple[int, st
 
 
 def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:
-    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the
-    fault, or None.
-    """
+    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: index, and fault."""
     empty = ~mask.any(-1)
     if not empty.any():
         return None
@@ -155,12 +148,9 @@ def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:
 def observation_error(
     spaces: Spaces, observation: Flat, over: np.ndarray | None = None
 ) -> tuple[int, str] | None:
-    """Find the first fault in stored observations `[N, ...]`.
+    """Find the first fault in stored observations `[N, ...]`: the environment's index and the fault.
 
     Where an episode is `over` `[N]`, no action follows: a mask may allow nothing there.
-
-    Returns:
-        The environment's index and what is wrong, or None.
     """
     for key, leaf in spaces.states.components.items():
         error = _component_error(leaf, state_label(spaces, key), observation[key])
@@ -199,15 +189,9 @@ class ObservationValidator:
     def error(
         self, observation: Flat, call: str, ended: tuple[np.ndarray, ...] = ()
     ) -> tuple[int, str] | None:
-        """Find the first fault in what `reset` or `step` answered.
+        """Find the first fault in the observation `[N, ...]` of a `call`, `reset` or `step`: index and fault.
 
-        Args:
-            observation: leaves `[N, ...]`.
-            call: its name.
-            ended: flags `[N]`; where one is set, no action follows, and a mask may allow nothing.
-
-        Returns:
-            The environment's index and what is wrong, or None.
+        Where a flag in `ended` `[N]` is set, no action follows, and a mask may allow nothing.
         """
         if self._new_calls and call in self._new_calls:
             error = observation_error(self._spaces, observation, _either(ended))
@@ -237,10 +221,7 @@ def state_label(spaces: Spaces, key: str) -> str:
 
 
 def reward_error(reward: Any) -> str | None:
-    """Say what a reward must be that it is not; None if it is sound.
-
-    It is stored as float32, in which numbers that are too large overflow.
-    """
+    """Say what a reward, stored as float32 (large ones overflow), must be and is not; None: it is sound."""
     if isinstance(reward, bool) or not isinstance(reward, int | float | np.integer | np.floating):
         array = np.asarray(reward)
         if isinstance(reward, bool) or array.ndim != 0 or array.dtype.kind not in "fiu":
@@ -265,11 +246,7 @@ def terminal_error(terminal: Any) -> str | None:
 
 
 def finite_error(label: str, array: np.ndarray) -> tuple[int, str] | None:
-    """Find the first environment with NaN or infinity in a component `[N, ...]`.
-
-    Returns:
-        The environment's index and what is wrong, or None.
-    """
+    """Find the first environment with NaN or infinity in a component `[N, ...]`: index and fault."""
     if array.dtype.kind != "f" or isfinite(vdot(array, array)):
         return None
     bad = ~np.isfinite(array)
@@ -321,9 +298,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def raise_of_handler(error: BaseException) -> None:
-    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of
-    what it interrupted.
-    """
+    """Raise a `SystemExit` of a signal handler again: it is to end the program, and no fault inside."""
     if not isinstance(error, SystemExit):
         return
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
@@ -365,9 +340,7 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _code(handler: Any) -> Any:
-    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a
-    callable object.
-    """
+    """Return the code that a signal handler runs, be it a function, method, partial or callable object."""
     if not callable(handler):  # the system's
         return None
     while isinstance(handler, functools.partial):

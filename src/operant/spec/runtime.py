@@ -11,8 +11,11 @@ Calls of small networks at the same time, each from a thread of its own, take as
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError, UsageError
@@ -22,10 +25,9 @@ LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,L
 
 
 def prepare(asynchronous: bool = False) -> None:
-    """Choose how calls are dispatched on CPU, unless the user chose; called before anything runs on JAX.
+    """Choose, before JAX runs anything, how calls are dispatched on CPU, unless the user chose.
 
-    Args:
-        asynchronous: whether the calling thread leaves the work to XLA's threads.
+    If `asynchronous`, the calling thread leaves the work to XLA's threads.
     """
     import jax
 
@@ -34,18 +36,13 @@ def prepare(asynchronous: bool = False) -> None:
 
 
 LARGE_PRODUCT = 2**22
-"""Multiplications of a matrix product from which on several threads pay off.
-
-Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64
-(2**23) gain 1.35x, TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20)
-lose up to 5 %.
-"""
+"""Multiplications of a matrix product from which on several threads pay off. Measured with two cores: with a
+second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x, TD3 and SAC with
+256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %."""
 
 SAME_PRODUCT = 2**20
-"""Multiplications of a matrix product up to which any number of threads adds up in the same order.
-
-Of products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many.
-"""
+"""Multiplications of a matrix product up to which any number of threads adds up in the same order. Of
+products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many."""
 
 
 def start(
@@ -143,11 +140,7 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
 
 
 def device(name: str) -> Any:
-    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
-
-    Raises:
-        SpecError: there is none.
-    """
+    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or 'gpu:1'; SpecError: there is none."""
     import jax
 
     platform, _, number = name.lower().partition(":")
@@ -159,14 +152,48 @@ def device(name: str) -> Any:
 
 
 def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int = 1) -> int | None:
-    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all)
-    for images and large products.
+    """Return how many threads suit such observations: one for each call at a time, or None: all.
 
-    Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs
-    more than running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of
-    285 (two cores).
+    All are for images and large products. Small networks run as dozens of kernels of a microsecond each.
+    Handing them from thread to thread costs more than running them: with one thread an update of DQN's 64-64
+    network takes 165 microseconds instead of 285 (two cores).
     """
     return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
+
+
+def free_memory(device: Any) -> int | None:
+    """Return how many more bytes a JAX device can hold; None if that is not known."""
+    if device.platform == "cpu":
+        return min(_free(Path("/")), default=None)
+    stats = device.memory_stats() or {}
+    return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+
+
+def _free(root: Path) -> Iterator[int]:
+    """Yield how many bytes the machine, this process's limit and each of its control groups leave; swapped
+    memory is none.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        yield from (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit - int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # not Linux
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return
+    for _, controllers, name in groups:
+        if "memory" in controllers.split(",") or not controllers:
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            files = files if controllers else ("memory.max", "memory.current", "inactive_file")
+            group = root / "sys/fs/cgroup" / ("memory" if controllers else "") / name.strip("/")
+            # A container may not see the folder of its group, but that of the one above it.
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no number
+                    limit, used = (int((folder / file).read_text()) for file in files[:2])
+                    pairs = map(str.split, (folder / "memory.stat").read_text().splitlines())
+                    yield limit - used + int(dict(pairs)[files[2]])  # files that are cached can make way
 
 
 def processors() -> int:
@@ -175,7 +202,5 @@ def processors() -> int:
 
 
 def has_images(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether there are images among observations of these shapes: height, width and channels or
-    frames.
-    """
+    """Tell whether there are images among observations of these shapes."""
     return any(len(shape) >= 3 for shape in shapes)

@@ -21,10 +21,7 @@ EVALUATION = "evaluation/reward_mean"
 
 
 def number(value: float | None, precision: int) -> str:
-    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``).
-
-    ``-`` for none.
-    """
+    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``); ``-`` for none."""
     return "-" if value is None or not math.isfinite(value) else str(round(float(value), precision))
 
 
@@ -124,9 +121,11 @@ class Console(Logger):
             return
         self._episodes += len(episodes)
         last = episodes[-1]
-        self._mean = last.mean_reward
+        if math.isfinite(last.mean_reward):
+            self._mean = last.mean_reward
         if not self._lines:
-            self._best = last.best_reward
+            if math.isfinite(last.best_reward):
+                self._best = last.best_reward
             self._show(last.step, last.time)
 
     def record(self, record: Record) -> None:
@@ -180,7 +179,6 @@ class Console(Logger):
         )
 
     def _measure(self, step: int, seconds: float) -> None:
-        """Take the speed since the last time."""
         since, start, _ = self._logged
         if seconds > start:
             self._speed = (step - since) / (seconds - start)

@@ -15,6 +15,7 @@ from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
 from operant.envs.vector.base import AbandonedError, VectorEnv
 from operant.errors import whole
+from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 
@@ -92,13 +93,8 @@ class Evaluation:
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
-        """Run the episodes that are due at a step of training, by the policy's best actions.
-
-        Returns:
-            The episodes; None if `stop` was True before all of them had ended.
-        """
-        seeds = np.random.SeedSequence([self.seed, step // self.frequency])
-        seed = int(seeds.generate_state(1)[0] >> 1)
+        """Run the episodes due at a step, by the policy's best actions; None if `stop` was True before."""
+        seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
         with contextlib.suppress(AbandonedError):
             finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
             return finished if len(finished) == self.episodes else None

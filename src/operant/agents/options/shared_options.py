@@ -1,7 +1,4 @@
-"""Options that several algorithms share, declared once.
-
-Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
-"""
+"""Options that several algorithms share, declared once; read without JAX, for help."""
 
 from __future__ import annotations
 
@@ -93,10 +90,7 @@ class AgentConfig(Config):
         super().__init__(**{**own_numbers(values.get("optimizer")), **values})
 
     def batch(self, actors: int) -> int:
-        """Return roughly how many rows one gradient step has with `actors` actors.
-
-        How many threads pay off depends on it.
-        """
+        """Return roughly how many rows a gradient step has: how many threads pay off depends on it."""
         return 0
 
     @property
@@ -105,9 +99,7 @@ class AgentConfig(Config):
         return (self.optimizer,)
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Say which options have no effect given the others, or none within a run's environment steps
-        (None: endless).
-        """
+        """Say which options have no effect given the others, or in so many steps (None: endless)."""
         for name, meta in options(type(self)).items():
             value = getattr(self, name)
             if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):

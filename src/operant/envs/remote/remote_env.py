@@ -44,10 +44,7 @@ class RemoteEnv(SpacesEnv):
         return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
-        """Take a step and wait for its result.
-
-        If the environment was lost, that is terminal 2 with the last states.
-        """
+        """Take a step and wait for its result; terminal 2 with the last states if it was lost."""
         self.connection.send_execute(actions)
         answer: Answer = self.connection.receive()
         if self.num_actors() == 1:

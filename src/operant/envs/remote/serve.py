@@ -94,11 +94,7 @@ def start(config: ServeConfig) -> Server:
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until interrupted or terminated, or until `sessions` clients have left.
-
-    Raises:
-        OperantError: see `start`.
-    """
+    """Serve until interrupted, terminated, or left by `sessions` clients; OperantError: see `start`."""
     before: Any = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)

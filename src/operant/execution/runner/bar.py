@@ -20,15 +20,10 @@ EVERY = 10.0
 
 
 class Bar:
-    """Shows how far a run is.
+    """Shows how far a run is, of `total` (None: unknown) episodes, timesteps or updates (`what`).
 
     On a terminal it is a bar with a line of figures below it; elsewhere a line every ten seconds and one at
     the end.
-
-    Args:
-        what: what is counted: episodes, timesteps or updates.
-        total: how many there will be; None: not known.
-        stream: where to print; None: standard error.
     """
 
     def __init__(self, what: str, total: int | None, stream: TextIO | None = None) -> None:
@@ -75,7 +70,6 @@ class Bar:
         print(text, file=self._stream, flush=True)
 
     def _drawn(self) -> Progress:
-        """Return a bar of rich's, with the figures below it."""
         from rich import progress
         from rich.console import Console
         from rich.text import Text

@@ -1,7 +1,7 @@
-"""Algorithms as classes: `PPO(envs, model).fit(target_reward=475)`.
+"""Algorithms as classes, one made from each entry of the table: `PPO(envs, model).fit(target_reward=475)`.
 
-One class for each algorithm of the table, made from it. They train through the same session and loop as the
-command line; what differs is only that environments and networks are objects of the user's program.
+They train through the same session and loop as the command line; what differs is only that environments and
+networks are objects of the user's program.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 
 
 class _ObjectMethod:
-    """A method that, called on the class as in other libraries, says what to do instead."""
-
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
 
@@ -300,7 +298,6 @@ class Trainer:
             return self._train(training, directory, run)
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
-        """Write into the folder of the run what is trained."""
         self._fits += 1
         session, given = self.session, not is_id(self._envs)
         describe(
@@ -316,7 +313,6 @@ class Trainer:
         )
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
-        """Train, and write what the run's options, as they were given, say."""
         training.loggers = create_loggers(directory, run, training)
         try:
             with training.loggers:
@@ -374,9 +370,7 @@ class Trainer:
     def initial_internals(self, batch: int | None = None) -> Any:
         """Return the recurrent state at the start of an episode, for `act`; empty for feed-forward networks.
 
-        Args:
-            batch: for how many observations in one call, with a leading axis; None: for a single one,
-                without.
+        With `batch` it is for so many observations in one call, with a leading axis.
         """
         return self.session.learner.start_carry(batch)
 
@@ -523,9 +517,7 @@ class Trainer:
         load = _ObjectMethod(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
-        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made.
-
-        Empty if there are none.
+        """Say in which options or spaces a checkpoint differs, if any.
 
         Raises:
             CheckpointError: it was made by another agent.
@@ -549,9 +541,7 @@ class Trainer:
         return f"The checkpoint {str(found.path)!r} was made with: {shown}." if shown else ""
 
     def _train_trial(self, training: TrainingLoop) -> Outcome:
-        """Train from report to report: at steps that are the same in every trial, so that a pruner
-        compares like with like.
-        """
+        """Train from report to report, at the same steps in every trial: a pruner compares like with like."""
         run = training.run
         if run.max_steps is None:
             raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
@@ -575,7 +565,6 @@ class Trainer:
         return outcome
 
     def _assign_models(self) -> None:
-        """Write the trained variables into the Keras models that the user gave."""
         algorithm = self.session.learner.algorithm
         weights = algorithm.weights(self.session.driver.learnt.state)
         for option, model in self.models.items():
@@ -634,7 +623,6 @@ class Trainer:
 
 
 def _count(envs: Any, n_envs: int | None) -> int | None:
-    """Return how many environments were given; None if only they know."""
     if isinstance(envs, list | tuple):
         return len(envs)
     if isinstance(envs, str):
@@ -644,11 +632,7 @@ def _count(envs: Any, n_envs: int | None) -> int | None:
 
 @functools.cache
 def trainer(name: str) -> type[Trainer]:
-    """Return the class of an algorithm by the name of its class in the table: `PPO`.
-
-    Raises:
-        SpecError: no algorithm is called so.
-    """
+    """Return the class of an algorithm by its name in the table, `PPO`; SpecError: there is none."""
     if name not in CLASSES:
         raise SpecError(f"There is no algorithm class {name!r}.{suggest(name, CLASSES)}")
     agent = CLASSES[name]

@@ -1,7 +1,4 @@
-"""Conversion of Gymnasium's spaces, observations and actions to operant's and back.
-
-Gymnasium is imported when a conversion is asked for, not before.
-"""
+"""Conversion of Gymnasium's spaces, observations and actions to operant's and back; loads it when asked."""
 
 from __future__ import annotations
 
@@ -51,10 +48,8 @@ class SpacePart:
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the components that are flattened and concatenated in this vector.
-
-    Empty: it is not a concatenation.
-    """
+    """Shapes of the components that are flattened and concatenated in this vector. Empty: it is not a
+    concatenation."""
 
     @functools.cached_property
     def _to_storage(self) -> StorageConverter:
@@ -91,9 +86,7 @@ class SpacePart:
             flat[self.names[0]] = array
 
     def cut(self, array: Any) -> dict[str, Any]:
-        """Split a vector `[*B, P]`, of NumPy or JAX, into the components that are concatenated in it, by
-        name.
-        """
+        """Split a vector `[*B, P]`, of NumPy or JAX, into its components by name."""
         edges = np.cumsum([0, *map(math.prod, self.pieces)])
         places = zip(self.names, self.pieces, edges[:-1], edges[1:], strict=True)
         return {n: array[..., low:high].reshape(*array.shape[:-1], *shape) for n, shape, low, high in places}
@@ -151,10 +144,7 @@ class SpaceCodec:
     def encode(self, value: Any, batched: bool) -> Flat:
         """Return Gymnasium's value by flat component name, not copied where the type agrees.
 
-        Args:
-            value: a member of the space, or with `batched` what a vector environment gives: dicts and tuples
-                of arrays `[N, ...]`.
-            batched: whether there is a leading axis of environments.
+        With `batched` it is what a vector environment gives: dicts and tuples of arrays `[N, ...]`.
 
         Raises:
             SpaceError: an array has another shape than its space.
@@ -175,8 +165,7 @@ class SpaceCodec:
         return flat
 
     def refuse_changed(self, value: Any) -> None:
-        """Refuse numbers that `encode` would change to fit the type of their space, such as an image divided
-        by 255.
+        """Refuse numbers that `encode` would change to fit their space, such as an image divided by 255.
 
         Raises:
             SpaceError: naming the component, its type, and what was received.
@@ -200,17 +189,13 @@ class SpaceCodec:
                 raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {received}.")
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the
-        bounds.
-        """
+        """Return flat components `[N?, ...]` as Gymnasium's value, clipped: the inverse of `encode`."""
         return _build(self.node, flat, batched)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts observations and actions between an environment of Gymnasium, single or vector, and
-    operant.
-    """
+    """Converts observations and actions from and to those of Gymnasium, single or vector."""
 
     observation: SpaceCodec
     action: SpaceCodec
@@ -220,9 +205,7 @@ class Codec:
         return self.observation.encode(observation, batched)
 
     def decode(self, action: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped to their
-        bounds.
-        """
+        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped."""
         return self.action.decode(action, batched)
 
     def decode_one(self, action: Mapping[str, Any], index: int) -> Any:
@@ -312,7 +295,6 @@ def from_gymnasium(
 
 
 def _is_empty(space: Any) -> bool:
-    """Tell whether a space is a Dict or Tuple that is empty, or holds only such spaces."""
     branches = getattr(space, "spaces", None)
     if branches is None:
         return False
@@ -322,7 +304,7 @@ def _is_empty(space: Any) -> bool:
 
 
 def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
-    """Return the forms that the masks of actions may take, by the name of the entry in the observation."""
+    """Return the forms that masks of actions may take, by the observation's entry."""
     forms: dict[str, list[MaskForm]] = {}
     shapes = {
         name: (*leaf.shape, leaf.num_values)
@@ -344,8 +326,6 @@ def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
 
 
 class _Reader:
-    """Reads one Gymnasium space into a tree of leaves and a tree of parts."""
-
     def __init__(self, kind: Kind, frames: int | None = None, channels_first: bool | None = False) -> None:
         self.kind = kind
         self.frames = frames or 1
@@ -402,10 +382,7 @@ class _Reader:
         )
 
     def _left_out(self, name: str) -> str:
-        """Return how to leave out an unsupported entry of the observation.
-
-        Empty if it is not an entry, or is nested.
-        """
+        """Return how to leave out an unsupported entry of the observation, if it is one and not nested."""
         if self.kind != "state" or not self.beside or "/" in name:
             return ""
         return f", or leave it out: gymnasium.wrappers.FilterObservation(env, filter_keys={self.beside})"
@@ -436,7 +413,7 @@ class _Reader:
         return leaf, SpacePart((name or self.kind,), (), space.dtype, leaf.storage, scalar=True, start=start)
 
     def _choices(self, space: Any, name: str, counts: NDArray, start: Any) -> tuple[Any, Node]:
-        """Read an array of choices: one component if all have as many values, else one for each entry."""
+        """Read an array of choices: one component if all have as many values, else one each."""
         start = np.asarray(start, np.int64)
         offset = start if start.any() else None
         storage = np.dtype(STORAGE["int"][0])
@@ -505,9 +482,7 @@ def _open(bound: NDArray) -> Any:
 
 
 def _storage(space: Any) -> str:
-    """Return the type in which to store a Box: its own where allowed, int32 where it suffices, else
-    float32.
-    """
+    """Return the type in which to store a Box: its own, or int32 where it suffices, else float32."""
     if space.dtype.name in STORAGE["float"]:
         return str(space.dtype.name)
     info = np.iinfo(np.int32)
@@ -517,12 +492,10 @@ def _storage(space: Any) -> str:
 
 
 def to_gymnasium(space: Space) -> Any:
-    """Return the Gymnasium space of the same values.
+    """Return the Gymnasium space of the same values, without what Gymnasium cannot express.
 
-    `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
-
-    What Gymnasium cannot express is lost: `frames`, bounds of 1e18 and more, and that a state is an `int`
-    without `num_values` (it comes back as a number stored as int32).
+    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it comes back
+    as a number stored as int32). `from_gymnasium(..., channels_first=False)` reads back an equal space.
     """
     return _to_gymnasium(space.tree)
 

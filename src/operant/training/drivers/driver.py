@@ -14,14 +14,11 @@ from operant.training.episodes import EpisodeResult
 
 
 class Driver(abc.ABC):
-    """Moves rows between an algorithm and environments.
+    """Moves rows of `n` actors between an algorithm and environments.
 
-    Args:
-        learner: the algorithm.
-        n: actors.
-        check_steps: environment steps of one call: few enough that the clock and the target are looked at
-            often, many enough that this costs nothing. Fixed, not measured, so that a run stops at the same
-            step every time.
+    `check_steps`, the environment steps of one call, are few enough that the clock and the target are looked
+    at often, and many enough that this costs nothing. Fixed, not measured: a run always stops at the same
+    step.
     """
 
     train: TrainState
@@ -42,9 +39,7 @@ class Driver(abc.ABC):
 
     @property
     def learnt(self) -> TrainState:
-        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the
-        device.
-        """
+        """The same without a replay memory, of which a copy may not fit on the device: for acting."""
         return without_buffer(self.train)
 
     @abc.abstractmethod
