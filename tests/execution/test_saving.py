@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from operant import Agent
-from operant.checkpoint import durable
+from operant.checkpoint import durable, weight_files
 from operant.errors import CheckpointError, SpecError
 from operant.execution import saving
 from operant.execution.saving import FORMATS
@@ -180,16 +180,18 @@ BAD = {
 def test_weights_are_finite_numbers_of_their_kind(tmp_path, format):
     """In every format that can hold another."""
     path = Path(create().save(tmp_path, format=format))
-    arrays = saving.read(path)
+    arrays = weight_files.read(path)
     for name, spoil, message in BAD.values():
         bad = np.asarray(spoil(arrays[name]))
         if bad.dtype.kind in {"numpy": "", "hdf5": "M", "safetensors": "MSV"}[format]:
             continue
-        saving._WRITERS[format](path, {**arrays, name: bad})
+        weight_files._WRITERS[format](path, {**arrays, name: bad})
         with pytest.raises(CheckpointError, match=rf"agent.*' do not fit the agent: '{name}' {message}"):
             Agent.load(tmp_path)
     for good in ("f8", "f2"):
-        saving._WRITERS[format](path, {**arrays, KERNEL: arrays[KERNEL].astype(good), COUNTER: np.int64(7)})
+        weight_files._WRITERS[format](
+            path, {**arrays, KERNEL: arrays[KERNEL].astype(good), COUNTER: np.int64(7)}
+        )
         assert Agent.load(tmp_path).updates == 7
 
 
@@ -303,7 +305,7 @@ def test_the_newest_weights_of_a_name_are_found_with_their_format(tmp_path):
 @pytest.mark.parametrize("format", saving.FORMATS)
 def test_weights_are_on_the_disk_before_they_take_their_name(tmp_path, monkeypatch, format):
     forced = forced_before_named(monkeypatch)
-    saving.write(tmp_path, "agent", "agent-1", format, {"a": np.ones(3)}, {})
+    weight_files.write(tmp_path / f"agent-1{FORMATS[format]}", {"a": np.ones(3)}, {}, "agent")
     assert forced == {".json": True, saving.FORMATS[format]: True}
 
 
@@ -333,16 +335,16 @@ def forced_before_named(monkeypatch):
 
 
 def test_two_that_save_to_one_file_do_not_disturb_each_other(tmp_path, monkeypatch):
-    write = saving._WRITERS["numpy"]
+    write = weight_files._WRITERS["numpy"]
 
     def meanwhile(path, arrays):
         write(path, arrays)
         if arrays["a"] == 1:
-            saving.write(tmp_path, "agent", "agent", "numpy", {"a": np.array(2)}, {})
+            weight_files.write(tmp_path / "agent.npz", {"a": np.array(2)}, {})
 
-    monkeypatch.setitem(saving._WRITERS, "numpy", meanwhile)
-    path = saving.write(tmp_path, "agent", "agent", "numpy", {"a": np.array(1)}, {})
-    assert saving.read(path)["a"] == 1
+    monkeypatch.setitem(weight_files._WRITERS, "numpy", meanwhile)
+    path = weight_files.write(tmp_path / "agent.npz", {"a": np.array(1)}, {})
+    assert weight_files.read(path)["a"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.json", "agent.npz"]
 
 
@@ -410,7 +412,7 @@ def test_saver_by_the_clock(tmp_path, monkeypatch):
 WRITER = """
 import sys, time
 from pathlib import Path
-from operant.checkpoint import durable
+from operant.checkpoint import durable, weight_files
 with durable.temporary(Path(sys.argv[1])) as path:
     path.write_text("half")
     print("writing", flush=True)

@@ -35,8 +35,8 @@ _NAME = re.compile(r"\w([\w .,+=@()-]*[\w.,+=@()-])?")
 _MOST_BYTES = 220
 _NUMBER = re.compile(r"-\d+$")
 NAMED = (
-    f"made of letters, digits, inner spaces and any of . _ - , + = @ ( ), of at most {_MOST_BYTES} bytes, with a "
-    "letter or digit in front"
+    f"made of letters, digits, inner spaces and any of . _ - , + = @ ( ), of at most {_MOST_BYTES} bytes, "
+    "with a letter or digit in front"
 )
 """What the name of a checkpoint must be, in words."""
 _LOOKS = 100

@@ -340,7 +340,7 @@ class Agent(InteractiveAgent):
             filename: name of the file in it, with or without the format's suffix.
             format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory,
                 unfinished rows, keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as
-                `operant.checkpoint.weight_files` describes, and the specification as JSON beside them. 'stablehlo',
+                `checkpoint/weight_files.py` describes, the specification as JSON beside them. 'stablehlo',
                 'onnx': the policy alone, to act without operant; see `operant.execution.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 

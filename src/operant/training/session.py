@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
         return definition
     current, usual = definition.networks(), definition.usual().networks()
     fitted: dict[str, Any] = {}
-    for path in weights:
+    for path in filter(os.path.exists, weights):  # `_expect_weights` refuses others
         header = _origin(path)
         networks = header.get("networks")
         if header.get("agent") != definition.name or not isinstance(networks, Mapping):
