@@ -11,8 +11,11 @@ Calls of small networks at the same time, each from a thread of its own, take as
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError, UsageError
@@ -152,6 +155,41 @@ def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int 
     285 (two cores).
     """
     return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
+
+
+def free_memory(device: Any) -> int | None:
+    """Return how many more bytes a JAX device can hold; None if that is not known."""
+    if device.platform == "cpu":
+        return min(_free(Path("/")), default=None)
+    stats = device.memory_stats() or {}
+    return stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else None
+
+
+def _free(root: Path) -> Iterator[int]:
+    """Yield how many bytes the machine, this process's limit and each of its control groups leave; swapped
+    memory is none.
+    """
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        yield from (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield limit - int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:  # not Linux
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return
+    for _, controllers, name in groups:
+        if "memory" in controllers.split(",") or not controllers:
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            files = files if controllers else ("memory.max", "memory.current", "inactive_file")
+            group = root / "sys/fs/cgroup" / ("memory" if controllers else "") / name.strip("/")
+            # A container may not see the folder of its group, but that of the one above it.
+            for folder in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError, KeyError):  # "max" is no number
+                    limit, used = (int((folder / file).read_text()) for file in files[:2])
+                    pairs = map(str.split, (folder / "memory.stat").read_text().splitlines())
+                    yield limit - used + int(dict(pairs)[files[2]])  # files that are cached can make way
 
 
 def processors() -> int:

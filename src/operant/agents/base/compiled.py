@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
 from operant.agents.base.protocol import UpdateCounter
 from operant.errors import SpaceError, UsageError
@@ -224,7 +225,8 @@ class CompiledAgent:
         self._counts = isinstance(learner.algorithm, UpdateCounter)
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
-            train = jax.jit(learner.init)(key, learner.hyper())
+            arguments = key, learner.hyper()
+            train = initializer(learner, n, learner.init, *arguments, device=device)(*arguments)
             # Where `put` places the state: if one is tied to its device and the other is not, the first
             # update compiles twice.
             self.metric_sums: Array = jax.device_put(learner.metrics.zeros(), device)
@@ -279,7 +281,8 @@ class CompiledAgent:
 
     def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
         """Act on flat observations `[k, ...]` of any `k` actors."""
-        return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
+        with memory_errors:
+            return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
 
     def _fetched(self, action: Action) -> Action:
         """Begin to fetch what the host reads of an action: read one after the other, each array would be
@@ -299,7 +302,7 @@ class CompiledAgent:
     def update(self, block: Rollout) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now = self._update(
                 self.train, self.metric_sums, block, key
             )
@@ -311,7 +314,7 @@ class CompiledAgent:
         """
         segments = None if actors is None else np.asarray(actors, np.int32)
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now = self._update_stored(
                 self.train, self.metric_sums, block, key, segments
             )
@@ -359,7 +362,7 @@ class CompiledAgent:
     def advance(self, block: Rollout, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now, action = self._advance(
                 self.train, self.metric_sums, block, key, carry, first, noise
             )
@@ -371,7 +374,8 @@ class CompiledAgent:
 
         An actor may have two, and `n` stands for none.
         """
-        with self._guard():  # all or nothing: segments that were left out could not be added later
+        # All or nothing: segments that were left out could not be added later.
+        with self._guard(), memory_errors:
             for i, index in enumerate(actors):
                 if index == self.n:
                     continue

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from operant.agents.base.allocation import compiled, initializer, memory_errors
 from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
@@ -248,7 +249,11 @@ class DeviceDriver(NativeDriver):
         self.devices = Devices() if devices is None else devices
         self.devices.divide(n, "n_envs")
         self.loop = DeviceRun(learner, env, n)
-        self.put(jax.jit(learner.init)(key, learner.hyper()) if train is None else train)
+        if train is None:
+            arguments = key, learner.hyper()
+            copies = self.devices.size if jax.default_backend() == "cpu" else 1  # which share its memory
+            train = initializer(learner, n, learner.init, *arguments, copies=copies)(*arguments)
+        self.put(train)
         self.world = jax.jit(self.loop.begin)(key)
         self._no_metrics = self.devices.replicated(learner.metrics.zeros)
         self.meter = self.no_metrics()
@@ -278,7 +283,7 @@ class DeviceDriver(NativeDriver):
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
             arguments = (self.train, self.world, self.meter, np.int32(0))
             with self.devices.mesh():
-                self._compiled = self.devices.jit(loop, arguments, (0, 1, 2)).lower(*arguments).compile()
+                self._compiled = compiled(self.devices.jit(loop, arguments, (0, 1, 2)), arguments)
         return self._compiled
 
     def advance(self, blocks: int) -> list[EpisodeResult]:
@@ -291,9 +296,10 @@ class DeviceDriver(NativeDriver):
         self.unreported = ()
         blocks = min(blocks, self.blocks)
         loop = self.compile()
-        self.train, self._world, self.meter, ends = loop(
-            self.train, self._world, self.meter, np.int32(blocks)
-        )
+        with memory_errors:
+            self.train, self._world, self.meter, ends = loop(
+                self.train, self._world, self.meter, np.int32(blocks)
+            )
         ends = EpisodeEnds(*(x[:blocks] for x in jax.device_get(ends)))
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:
