@@ -63,8 +63,10 @@ class DeviceRun:
         self.env = env
         self.n = n
         leaves = learner.algorithm.spaces.states.components
-        self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
-        """Components of the state that are floats, which could be NaN or infinite."""
+        self.watched = [
+            name for name, leaf in leaves.items() if leaf.storage.kind != "b" and not leaf.full_range
+        ]
+        """Components of the state that could be NaN, infinite or outside their space."""
 
     def begin(self, key: Key) -> RunnerState:
         """Start the environments of a run with this key."""
@@ -176,29 +178,35 @@ class DeviceRun:
         return block, world, ends
 
     def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
-        """Find what is not finite, as in `EpisodeEnds.fault`."""
+        """Find what is not finite or of its space, as in `EpisodeEnds.fault`."""
         fault = jnp.zeros(self.n, jnp.uint16)
         if reward is not None:
             fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
         for code, name in enumerate(self.watched, start=2):
             x = observation[name]
-            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+            bad = ~jnp.all(self._sound(name, x), axis=tuple(range(1, x.ndim)))
             fault = jnp.where((fault == 0) & bad, jnp.uint16(code), fault)
         return fault
+
+    def _sound(self, name: str, x: Array) -> Bool[Array, "..."]:
+        """Return which numbers of a component the space admits (see `Leaf.tolerated`); NaN is none."""
+        leaf = self.learner.algorithm.spaces.states.components[name]
+        low, high = leaf.tolerated if leaf.storage.kind == "f" else leaf.stored_limits
+        return (x >= jnp.broadcast_to(low, x.shape)) & (x <= jnp.broadcast_to(high, x.shape))
 
     def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
         """Let these actors begin another episode with the next row.
 
-        Replace values of observations that are not finite by 0.
+        Replace values of observations that are not of their space by 0.
         """
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
-            observation[name] = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+            observation[name] = jnp.where(self._sound(name, x), x, jnp.zeros((), x.dtype))
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value that was not finite, if any, for an environment of this name.
+        """Describe the first value that was not finite or of its space, if any, for an environment so named.
 
         Leaves of `ends` are `[blocks, rows, ...]`.
         """
@@ -208,11 +216,18 @@ class DeviceRun:
         row, actor = (int(i) for i in np.argwhere(faults)[0])
         code, step = int(faults[row, actor]), int(length[row, actor])
         spaces = self.learner.algorithm.spaces
-        what = "reward" if code == 1 else state_label(spaces, self.watched[code - 2])
-        received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
+        what, must, received = "reward", "finite", f"{reward[row, actor]}"
+        if code > 1:
+            leaf, what = (
+                spaces.states.components[self.watched[code - 2]],
+                state_label(spaces, self.watched[code - 2]),
+            )
+            must, received = "finite, and not far outside its bounds", "nan, inf or such a number"
+            if leaf.storage.kind != "f":
+                must, received = f"one of {leaf.num_values or 'the'} values of its space", "another number"
         when = f" (step {step} of its episode)" if step else " (at a reset)"
         return (
-            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look "
+            f"Environment {actor} of {name!r}{when}: The {what} must be {must}. Received: {received}. Look "
             "for a division by zero, a root or logarithm of what may be negative, and what grows without "
             "bound; operant.envs.check_env tries random actions."
         )
