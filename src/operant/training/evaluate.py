@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +17,10 @@ from operant.envs.vector.base import VectorEnv
 from operant.errors import whole
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
+
+LONGEST = 10_000
+"""Steps after which an episode of an environment without a time limit is cut, as the best actions may never
+end one: ten times the limit that most environments of Gymnasium have."""
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
@@ -94,12 +99,12 @@ class Evaluation:
         """Run the episodes that are due at a step of training, by the policy's best actions.
 
         Returns:
-            The episodes; None if `stop` was True before all of them had ended.
+            The episodes, fewer if one had no end (see `run_episodes`); None if `stop` was True before.
         """
         seeds = np.random.SeedSequence([self.seed, step // self.frequency])
         seed = int(seeds.generate_state(1)[0] >> 1)
         finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
-        return finished if len(finished) == self.episodes else None
+        return finished if len(finished) == self.episodes or not stop() else None
 
 
 def evaluate(
@@ -131,6 +136,9 @@ def run_episodes(
     one more. Taking whichever episodes end first would favour short ones. If an environment is lost, its
     episode does not count; another is run.
 
+    Where neither the environment nor `max_steps` limits it, an episode is cut after `LONGEST` steps, with a
+    warning: its return so far counts, and its environment runs no other.
+
     Args:
         choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions
             and the next recurrent state.
@@ -151,6 +159,7 @@ def run_episodes(
     accounts, finished = EpisodeStatistics(n), list[EpisodeResult]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
+    unlimited = max_steps is None and env.max_episode_timesteps is None
     while left.any() and not stop():
         action, carry = choose(observation, carry, first, row)
         after = env.step(action)
@@ -166,5 +175,16 @@ def run_episodes(
                 finished.append(episode)
         if max_steps is not None and steps >= max_steps:
             break
+        endless = (left > 0) & (accounts.length >= LONGEST) if unlimited and row + 1 >= LONGEST else None
+        if endless is not None and endless.any():
+            warnings.warn(
+                f"An episode of {env.name!r} has not ended after {LONGEST:,} steps, and has no time limit. "
+                "It is cut: its return so far counts, and this environment runs no other in this evaluation. "
+                "Set a limit: max_episode_timesteps, --max-episode-timesteps.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            accounts.row(finished, steps, np.zeros(n), np.zeros(n, bool), endless)
+            left[endless] = 0
         observation, row = after.observation, row + 1
     return finished

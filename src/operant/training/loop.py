@@ -28,7 +28,7 @@ from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
-from operant.training.evaluate import Evaluation
+from operant.training.evaluate import LONGEST, Evaluation
 from operant.training.progress import EvaluationScores, Progress, of_this_state
 
 LOG_SECONDS = 1.0
@@ -122,6 +122,8 @@ class TrainingLoop:
 
         None while it goes on, and if its process died.
         """
+        self._endless = False
+        """Whether it was said that no episode has ended."""
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
@@ -465,6 +467,12 @@ class TrainingLoop:
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, score.best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
+        if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
+            self._endless = True
+            self.loggers.message(
+                f"No episode has ended yet, after {self.driver.step:,} steps: there is no mean return. If "
+                "episodes should be shorter, set a time limit (max_episode_timesteps)"
+            )
 
     def _log(self, scores: dict[str, float]) -> None:
         """Report scores of evaluations, the metrics and the last episodes: to the callback first, then to the
