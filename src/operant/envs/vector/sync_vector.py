@@ -91,22 +91,22 @@ class EnvironmentSubEnv:
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode."""
-        return self.spaces.observe(self.env.reset(seed=seed), (), values=False)
+        self.env.reset(seed=seed)
+        return self.env.flat
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
         before = self._restarts
-        states, terminal, reward = self.env.execute(action)
+        _, terminal, reward = self.env.execute(action)
         self.lost = self._restarts != before
-        flat = self.spaces.observe(states, (), values=False)
-        return flat, reward, terminal == 1, terminal == 2
+        return self.env.flat, reward, terminal == 1, terminal == 2
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
 
 
-def make_sub_env(source: EnvSpec, check: Check = "always") -> SubEnv:
+def make_sub_env(source: EnvSpec) -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
         environment = source.make()
@@ -114,7 +114,7 @@ def make_sub_env(source: EnvSpec, check: Check = "always") -> SubEnv:
             limit = source.own_limit()
             limit = adapter.own_limit(environment) if limit is None else limit
             limit = smaller_limit(source.max_episode_timesteps, limit, source.name)
-            return adapter.GymnasiumSubEnv(environment, limit, check)
+            return adapter.GymnasiumSubEnv(environment, limit)
         return EnvironmentSubEnv(source.create(environment))
     return EnvironmentSubEnv(source.create())
 
