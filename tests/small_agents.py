@@ -19,7 +19,7 @@ import pytest
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import CompiledAgent
-from operant.agents.base.learner import ENV, Learner, TrainState
+from operant.agents.base.learner import Learner, TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
 from operant.envs.native.native_env import NativeEnv, TimeStep
@@ -28,6 +28,7 @@ from operant.envs.native.probe import PROBES
 from operant.execution.agent import Agent
 from operant.spec import options
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose
 from operant.training.drivers.device_driver import DeviceRun, RunnerState
 from operant.types import Array, Key, Metrics, Rollout
 
@@ -300,8 +301,8 @@ class Compiled(NamedTuple):
 
 
 def absorb(made: Learner, train: TrainState, block: Rollout) -> tuple[TrainState, Metrics]:
-    """Learn from a block under the key of the run's next update."""
-    return made.update(train, block, made.update_key(train.key, train.counters.updates))
+    """Learn from a block under the key of the run's next call."""
+    return made.update(train, block, made.update_key(train.key, train.counters.rows // jnp.uint32(made.rows)))
 
 
 @functools.cache
@@ -321,7 +322,7 @@ def compile_agent(name: str, env: NativeEnv, n: int = 3, **options: Any) -> Comp
     def collect(train: TrainState, world: RunnerState) -> tuple[Rollout, RunnerState]:
         rows = train.counters.rows + jnp.arange(made.rows, dtype=jnp.uint32)
         noise = jax.vmap(lambda row: made.noise(train.key, row, n))(rows)
-        block, world, _ = run.collect(train, world, noise, fold(train.key, ENV))
+        block, world, _ = run.collect(train, world, noise, fold(train.key, Purpose.ENV))
         return block, world
 
     return Compiled(
@@ -338,7 +339,7 @@ class Stream(NativeVector):
     """A host vector with the numbers of a device run of the same key, whatever the seed of a reset."""
 
     def __init__(self, env: NativeEnv, n: int, key: Key) -> None:
-        super().__init__(env, n, "stream", fold(key, ENV))
+        super().__init__(env, n, "stream", fold(key, Purpose.ENV))
 
     def reset(self, seed: int | None = None) -> dict[str, np.ndarray]:
         return super().reset(None)

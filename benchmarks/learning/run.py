@@ -42,7 +42,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import History, interval, learning_curve, read_history
 from operant.training.environments import host_vector
 from operant.training.evaluate import evaluate
-from operant.training.train import ExperimentConfig, opened, resumed, train
+from operant.training.train import ExperimentConfig, resumed, train
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -179,12 +179,11 @@ def expect(found: dict[str, Any], settings: dict[str, Any], directory: Path) -> 
 def play(directory: Path) -> list[float]:
     """Score the final policy of a run without exploration, on environments with seeds that training has
     not seen."""
-    session, run = opened(directory)
-    with host_vector(run, 10) as env:
-        finished = evaluate(
-            session.learner, session.driver.train, env, LAST_EPISODES, seed=10_000 + (run.seed or 0)
-        )
-    session.environments.close()
+    run = resumed(directory, {}).run
+    with operant.Agent.load(directory) as agent, host_vector(run, 10) as env:
+        assert agent.engine is not None
+        seed = 10_000 + (run.seed or 0)
+        finished = evaluate(agent.learner, agent.engine.train, env, LAST_EPISODES, seed=seed)
     return [episode.reward for episode in finished]
 
 

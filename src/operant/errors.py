@@ -6,12 +6,13 @@ kept for operant's own mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import numbers
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -118,8 +119,7 @@ SAVED_MODEL = ("saved-model", "saved_model")
 
 
 def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:
-    """Say what rows in a gradient step are here, where an update goes through a rollout in minibatches; empty
-    for other arguments.
+    """Say what rows in a gradient step are, where a rollout is cut into minibatches; else nothing.
 
     >>> minibatch_hint("batch_size", 64, 128, 8)
     ' 64 rows a gradient step are mini_batches=16 here (n_steps x n_envs = 128 x 8 = 1024 rows).'
@@ -162,8 +162,7 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 
 
 def naming_misspelt(function: _Function) -> _Function:
-    """Decorate a function so that errors about a misspelt or missing argument name it, and suggest a close
-    match for a misspelt one.
+    """Decorate a function so that errors about a misspelt or missing argument name it, with a close match.
 
     A function without `**` arguments refuses unknown ones. One that passes them on adds the suggestion to
     errors that have none. For functions that a program calls once in a while: a call takes some microseconds
@@ -208,15 +207,10 @@ def value_error(argument: str, must: str, received: object, remedy: str = "") ->
 def whole(argument: str, value: Any, low: int = 1, *, optional: bool = False, remedy: str = "") -> Any:
     """Return a whole number of at least `low` as an `int`; it may be NumPy's, or written as a float (`1e6`).
 
-    Args:
-        argument: its name, for the message.
-        value: what was given.
-        low: the smallest allowed.
-        optional: whether it may be None, which is returned as it is.
-        remedy: what to do otherwise, for the message.
+    If `optional`, None is returned as it is.
 
     Raises:
-        SpecError: it is something else.
+        SpecError: it is something else; names the argument, and the remedy.
     """
     if value is None and optional:
         return None
@@ -244,16 +238,7 @@ def as_whole(value: Any) -> Any:
 
 
 def expect_like(argument: str, value: Any, default: Any) -> None:
-    """Refuse a value that is no truth value, or no number, if the default is one.
-
-    Args:
-        argument: its name, for the message.
-        value: what was given.
-        default: the value if nothing is given.
-
-    Raises:
-        SpecError: it is not of the default's kind.
-    """
+    """Refuse (SpecError) a value that is no truth value, or no number, if the default is one."""
     switch = isinstance(default, bool)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, int | float) and not (isinstance(value, bool) if switch else number):
@@ -261,11 +246,31 @@ def expect_like(argument: str, value: Any, default: Any) -> None:
         raise value_error(argument, must, value, f"The default is {default!r}.")
 
 
-def working_directory() -> Path:
-    """Return it, absolute.
+@contextlib.contextmanager
+def reading(what: str, kind: type[OperantError] = CheckpointError) -> Iterator[None]:
+    """Where a file is read, which may be damaged or forged: whatever fails inside is an error that names it.
 
-    Or ``.`` if it was removed, for instance by an environment that owned it: only relative paths fail then.
+    Args:
+        what: the file, for the message: ``The trace 'a.npz'``.
+        kind: the error in place of one that is not operant's.
     """
+    try:
+        yield
+    except OperantError as error:
+        if what in str(error):
+            raise
+        raise type(error)(f"{what}: {error}") from None
+    except KeyError as error:
+        raise kind(
+            f"{what} comes from an earlier, unreleased state of operant ({error} is missing), whose files "
+            "are not read. Train anew, in another folder."
+        ) from error
+    except Exception as error:
+        raise kind(f"{what} cannot be read: {type(error).__name__}: {str(error).rstrip('.')}.") from error
+
+
+def working_directory() -> Path:
+    """Return it, absolute, or ``.`` if it was removed: only relative paths fail then."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -284,12 +289,7 @@ def quoted(*words: str) -> str:
 
 
 def as_folder(argument: str, value: str | Path, received: object = None) -> Path:
-    """Return the path of a folder that exists, or can be made.
-
-    Args:
-        argument: its name, for the message.
-        value: the path.
-        received: what was given, for the message, if that is a path inside the folder.
+    """Return the path of a folder that exists, or can be made; `received` is a path inside it that was given.
 
     Raises:
         SpecError: there is a file in its place, or in the place of a folder above.

@@ -35,10 +35,8 @@ Arrays: TypeAlias = dict[str, jax.Array]
 """Arrays by flat component name (``"state"``, ``"camera/left"``): one observation or action, with any
 leading axes."""
 Scalar: TypeAlias = float | Float[Array, ""]
-"""A number, which may be traced.
-
-The type of options that hold one, or a schedule, is `operant.spec.Scalar`.
-"""
+"""A number, which may be traced. The type of options that hold one, or a schedule, is
+`operant.spec.Scalar`."""
 Metrics: TypeAlias = dict[str, jax.Array]
 """Scalars by documented name, ``group/name``."""
 

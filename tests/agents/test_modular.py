@@ -15,6 +15,7 @@ from operant import Agent
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.modular_parts import exploration, gradient_steps, objectives
 from operant.agents.modular_parts.batch import BatchPreparation
 from operant.agents.modular_parts.objectives import Rows, View
@@ -103,7 +104,7 @@ def test_targets_rest_where_there_is_no_row_to_learn_from():
         before, (train, _) = train.state, made.absorb(train, block)
         counts = bool(block.valid.any())
         seen.append(counts)
-        assert int(train.state.update_count - before.update_count) == counts
+        assert int(train.state.update_count.made - before.update_count.made) == counts
         assert any(np.any(x != before.target[k]) for k, x in train.state.target.items()) == counts
     assert {*seen} == {True, False}
 
@@ -163,13 +164,17 @@ def test_blocks_are_as_long_as_updates_are_apart(options, actors, rows):
 @pytest.mark.parametrize(
     ("options", "actors", "rows"),
     [
-        ({"batch_size": 64, "horizon": 20}, 1, 84),
-        ({"batch_size": 64, "horizon": 20, "baseline": "auto"}, 8, 16),
-        ({"batch_size": 64, "horizon": None, "episode_limit": 10}, 8, 16 + 11),
+        ({"batch_size": 64, "horizon": 20}, 1, 2 * (64 + 64) + 20),
+        ({"batch_size": 64, "horizon": 20, "baseline": "auto"}, 8, 2 * 2 * (8 + 8)),
+        ({"batch_size": 64, "horizon": None, "episode_limit": 10}, 8, 2 * 2 * (8 + 8) + 11),
         ({"batch_size": 10, "unit": "episodes", "episode_limit": 500}, 1, 11 * 501),
         ({"batch_size": 10, "unit": "episodes", "episode_limit": 500}, 8, 4 * 501),
-        ({"batch_size": 4, "horizon": 3}, 8, 2 + 3),
-        ({"batch_size": 64, "horizon": {"type": "linear", "start": 5, "end": 30, "steps": 9}}, 1, 94),
+        ({"batch_size": 4, "horizon": 3}, 8, 2 * 2 * (1 + 1) + 3),
+        (
+            {"batch_size": 64, "horizon": {"type": "linear", "start": 5, "end": 30, "steps": 9}},
+            1,
+            2 * (64 + 64) + 30,
+        ),
         ({"batch_size": 64, "horizon": 20, "capacity": 200}, 2, 100),
     ],
 )
@@ -487,6 +492,11 @@ def test_a_baseline_with_an_optimizer_of_its_own_shares_its_numbers_but_for_the_
     two, _, _ = optimise.apply(own, one, state, {"x": jnp.zeros(1)})
     np.testing.assert_allclose(two["x"] - one["x"], [-0.2 / 3 / (np.sqrt(3 / 7) + 0.1)], rtol=1e-5)
     np.testing.assert_allclose(optimise.apply(shared, start, shared.init(start), gradient)[0]["x"], [-0.5])
+    # One with defaults of its own keeps them: √0.1 of the gradient, and ε = 1e-7.
+    numbers |= {"baseline_optimizer": "rmsprop"}
+    _, own = learner("modular", Countdown(), 1, **{**options, **numbers}).algorithm._optimizers()
+    one, _, _ = optimise.apply(own, start, own.init(start), gradient)
+    np.testing.assert_allclose(one["x"], [-0.2 / np.sqrt(0.1)], rtol=1e-5)
 
 
 def test_targets_move_with_every_so_manieth_update():
@@ -498,7 +508,7 @@ def test_targets_move_with_every_so_manieth_update():
     follow = jax.jit(algorithm._follow)
     for number in range(1, 8):
         for there in (True, False):
-            after = follow(ahead._replace(update_count=np.uint32(number)), there)
+            after = follow(ahead._replace(update_count=UpdateCount(np.uint32(number), np.False_)), there)
             expected = 1.0 if there and number in (3, 6) else 2.0
             assert all((x == expected).all() for x in after.target.values())
 

@@ -140,6 +140,46 @@ def test_dicts_and_names(given, expected):
     assert parse_agent(json.loads(json.dumps(definition.to_dict()))) == definition
 
 
+@pytest.mark.parametrize(
+    ("name", "gradients", "steps"),
+    [
+        ("adam", [1.0], [1.0]),
+        ("rmsprop", [1.0], [10**0.5]),  # 1 / √0.1
+        ("rmsprop", [1.0, 1.0], [10**0.5, 0.19**-0.5]),
+        ("adadelta", [1.0], [(1e-7 / 0.05) ** 0.5]),
+        # mean 0.01 of 1; then 0.9 x 0.01 - 0.1 x 0.05 is above 0, with 0.999 it would be below
+        ("lion", [1.0, -0.05], [1.0, 1.0]),
+        # the sum of squares starts at 1e-6: √(0.001001 / 0.001) + 0.001
+        ("yogi", [1.0], [1 / (1.001**0.5 + 0.001)]),
+        # 0.001 of the square of 0.9e-6, and optax's 1e-16: 9.1e-16 / 0.001; ε of 1e-7 would make it 0.949
+        ("adabelief", [1e-6], [0.91**-0.5]),
+    ],
+)
+def test_first_steps_by_name_have_the_defaults_of_the_optimizer(name, gradients, steps):
+    c = parse_agent("ppo", optimizer=name).config
+    optimizer = optimise.optimizer(c.optimizer, 1.0, c.beta1, c.beta2, c.opt_epsilon)
+    x = {"x": jnp.zeros(1)}
+    state = optimizer.init(x)
+    for gradient, step in zip(gradients, steps, strict=True):
+        new, state, _ = optimise.apply(optimizer, x, state, {"x": jnp.full(1, gradient)})
+        np.testing.assert_allclose(x["x"] - new["x"], step, rtol=1e-4)
+        x = new
+
+
+@pytest.mark.parametrize("cls", [o.Adadelta, o.Adam, o.Adagrad, o.Adamax, o.Lion, o.Nadam, o.RMSprop])
+def test_names_have_the_defaults_of_the_keras_class(cls):
+    by_name = vars(parse_agent("ppo", optimizer=cls.__name__.lower()).config)
+    numbers = {name: x for name, x in options_of(cls()).items() if name not in ("lr", "optimizer")}
+    assert {name: by_name[name] for name in numbers} == numbers
+
+
+def test_given_numbers_precede_those_of_the_optimizer():
+    assert parse_agent("ppo", optimizer="rmsprop", beta2=0.999).config.beta2 == 0.999
+    assert parse_agent({"type": "ppo", "beta2": 0.95}, optimizer="rmsprop").config.beta2 == 0.95
+    assert parse_agent({"type": "ppo", "optimizer": "rmsprop"}).config.beta2 == 0.9
+    assert parse_agent("ppo", optimizer={"type": "rmsprop", "centered": True}).config.beta2 == 0.9
+
+
 def test_a_decay_survives_as_data():
     definition = parse_agent(
         "ppo", optimizer=o.SGD(schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.25, 1.0]))

@@ -26,7 +26,7 @@ from tests.small_agents import (
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import CompiledAgent
-from operant.agents.base.learner import ENV, Learner, TrainState
+from operant.agents.base.learner import Learner, TrainState
 from operant.agents.base.protocol import fold
 from operant.agents.modular_parts.objectives import View
 from operant.agents.parts.action_scaling import with_actions
@@ -46,6 +46,7 @@ from operant.execution.interactive import Settings
 from operant.ops import losses
 from operant.spec import options
 from operant.spec.spaces import masks_of
+from operant.spec.streams import Purpose
 from operant.training.drivers.device_driver import DeviceDriver, DeviceRun
 from operant.training.drivers.host_driver import HostDriver
 from operant.types import Array, Arrays, Tree
@@ -289,7 +290,7 @@ def look(name: str, made: Learner, env: NativeEnv, train: TrainState, rows: int 
 
     @jax.jit
     def play(train: TrainState) -> Any:
-        acting, key = made.acting(train), fold(jax.random.key(99), ENV)
+        acting, key = made.acting(train), fold(jax.random.key(99), Purpose.ENV)
         noise = made.noise(key, jnp.uint32(0), ACTORS)
 
         def row(carry: Any, _: Any) -> Any:

@@ -19,6 +19,7 @@ from operant.envs.native.native_vector import NativeVector
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose
 
 START, STEP = native_vector._start, native_vector._step  # jitted
 
@@ -239,7 +240,7 @@ def test_host_vector_seeds():
     assert host.num_envs == 4
     assert host.spaces == CartPole().spaces
     seeded = host.reset(7)
-    assert equal(seeded, START(CartPole(), jax.random.key(7), 4).observation)
+    assert equal(seeded, START(CartPole(), jax.random.fold_in(jax.random.key(7), Purpose.ENV), 4).observation)
     fresh = host.reset(None)
     again = host.reset(None)
     assert not equal(seeded, fresh)

@@ -270,6 +270,9 @@ def test_token_files_are_their_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("OPERANT_TOKEN", "")
     with pytest.raises(SpecError, match=r"The variable OPERANT_TOKEN must have at least 16"):
         read_token()
+    monkeypatch.setitem(os.environb, b"OPERANT_TOKEN", b"\xff" * 20)
+    with pytest.raises(SpecError, match=r"The variable OPERANT_TOKEN must be UTF-8 text. Make one"):
+        read_token()
     monkeypatch.delenv("OPERANT_TOKEN")
     assert read_token() == b""
 
@@ -739,8 +742,7 @@ def test_environment_create_serves(tmp_path):
     """As the environment machine of the documents does, and with the agent's side in this process."""
     script = tmp_path / "serve.py"
     script.write_text(
-        "import logging\nfrom operant import Environment\n"
-        "logging.basicConfig(level=logging.INFO)\n"
+        "from operant import Environment\n"
         "assert Environment.create('gym', level='CartPole-v1', remote='socket-server', port=0) is None\n"
         "print('ended')\n"
     )
@@ -748,7 +750,12 @@ def test_environment_create_serves(tmp_path):
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
-    port = int(re.search(r"Serving 1 x CartPole-v1 on port (\d+)", process.stderr.readline()).group(1))
+    told = process.stdout.readline()
+    port = int(
+        re.fullmatch(
+            r"Serving 1 x CartPole-v1 on port (\d+) at 127.0.0.1 \(no token, no TLS\)\n", told
+        ).group(1)
+    )
     with clients(port) as (connection,):
         assert ask(connection).terminal == 0
     process.send_signal(signal.SIGINT)
@@ -794,7 +801,8 @@ def test_serving_loads_neither_jax_nor_keras():
 def test_serve_several_ports_with_arguments(module):
     config = ServeConfig(environment="remote_envs.Count", arguments=dict(length=2), port=[0, 0], num_envs=2)
     with start(config) as server:
-        assert str(server) == f"4 x remote_envs.Count on port {server.ports[0]}, {server.ports[1]}"
+        ports = ", ".join(map(str, server.ports))
+        assert str(server) == f"4 x remote_envs.Count on port {ports} at 127.0.0.1 (no token, no TLS)"
         with clients([*server.ports, *server.ports]) as found:
             assert len({ask(connection).states["pid"] for connection in found}) == 4
             assert [ask(found[0], 0).terminal for _ in range(2)] == [0, 1]

@@ -20,12 +20,12 @@ from tests.small_agents import NAMES, RECURRENT, networks, small
 
 from operant import Agent, Environment, checkpoint
 from operant.agents.base.agent_spec import parse_agent, parse_saved_agent
-from operant.agents.base.learner import ACT, ENV, INDEPENDENT, INIT, UPDATE
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
 from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
 from operant.nn import backend
+from operant.spec.streams import Purpose
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}
@@ -334,7 +334,7 @@ def test_independent_draws_go_on_after_loading(tmp_path):
     tree, header = checkpoint.load(path, {"train": agent.engine.train, **agent.actors.snapshot()[0]})
     del header["interaction"]["draws"]
     checkpoint.save(tmp_path / "b", tree, header, name="agent")
-    with pytest.raises(CheckpointError, match="an earlier, unreleased state of operant: it has no 'draws'"):
+    with pytest.raises(CheckpointError, match="an earlier, unreleased state of operant .'draws' is missing"):
         Agent.load(tmp_path / "b")
     assert drawn(create(seed=5)) == first
 
@@ -348,8 +348,8 @@ def test_independent_draws_go_on_behind_masks():
 
 def test_independent_draws_are_of_a_root_of_their_own():
     key = jax.random.key(5)
-    roots = [fold(key, purpose) for purpose in (INIT, ACT, UPDATE, ENV, INDEPENDENT)]
-    assert len({jax.random.key_data(root).tobytes() for root in roots}) == 5
+    roots = [fold(key, purpose) for purpose in Purpose]
+    assert len({jax.random.key_data(root).tobytes() for root in roots}) == len(Purpose)
     agent = create(seed=5)
     own = agent.learner.independent_noise(key, 0, 1)
     for other in (
@@ -492,6 +492,8 @@ def test_networks_that_an_algorithm_adds_to_are_read_back_as_they_were_given(age
     assert parse_saved_agent(saved, "The file", definition) == definition
 
 
+FUNCTION = {"module": "keras_hub", "class_name": "function", "config": "planted"}
+CODE = {"class_name": "__lambda__", "config": {"value": ["4wAAAAA=", None, None]}}
 PLANTED = [
     "planted.x",
     "planted:x",
@@ -501,6 +503,15 @@ PLANTED = [
     [{"type": "keras", "layer": "planted.x"}],
     [{"type": "keras", "layer": "TFSMLayer", "filepath": "planted"}],
     [{"type": "keras", "layer": "StringLookup", "vocabulary": "planted"}],
+    [{"type": "keras", "layer": {"module": "keras_hub", "class_name": "Planted", "config": {}}}],
+    {"type": "keras", "model": {"module": "keras_hub", "class_name": "Planted", "config": {}}},
+    [{"type": "keras", "layer": "Dense", "units": 2, "activation": FUNCTION}],
+    [
+        {
+            "type": "keras",
+            "layer": {"module": "keras.layers", "class_name": "Lambda", "config": {"function": CODE}},
+        }
+    ],
     [{"type": "planted.json"}],
     {"type": "planted.json"},
     "planted.json",
@@ -512,7 +523,8 @@ PLANTED = [
 @pytest.mark.parametrize("format", ["checkpoint", "numpy"])
 def test_what_a_file_names_is_neither_imported_nor_opened(format, tmp_path, monkeypatch):
     """In every form that a network may have, and in a file whose hashes are right."""
-    (tmp_path / "planted.py").write_text("raise AssertionError('imported')")
+    for name in ("planted.py", "keras_hub.py"):
+        (tmp_path / name).write_text("raise AssertionError('imported')")
     for name in ("planted.json", "planted.keras", "planted.cfg"):
         (tmp_path / name).write_text("{}")
     monkeypatch.syspath_prepend(tmp_path)
@@ -532,7 +544,7 @@ def test_what_a_file_names_is_neither_imported_nor_opened(format, tmp_path, monk
             with pytest.raises((CheckpointError, SpecError)) as raised:
                 Agent.load(directory="saved")
             assert "No such file" not in str(raised.value)
-    assert "planted" not in sys.modules
+    assert not {"planted", "keras_hub"} & sys.modules.keys()
 
 
 @pytest.mark.slow

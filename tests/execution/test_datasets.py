@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from tests.trace_files import write as write_trace
 
 from operant import Agent
 from operant.errors import SpecError, UsageError
@@ -88,7 +89,7 @@ def assert_equal(a, b):
 def test_traces_go_round(tmp_path, spec):
     spaces = Spaces.read(*spec)
     given = drawn(spaces, [4, 3, 1])
-    traces.write(tmp_path / "traces" / "trace-000000002.npz", spaces, given)
+    write_trace(tmp_path / "traces" / "trace-000000002.npz", spaces, given)
     folder = datasets.from_traces(tmp_path / "traces", "toy/round-v0", spaces, algorithm_name="none")
     assert folder.is_dir() and tmp_path in folder.parents
     episodes = datasets.MinariEpisodes("toy/round-v0", spaces)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.small_agents import NAMES, RECURRENT, SMALL, networks, small
+from tests.trace_files import write as write_trace
 
 from operant.agents.parts import imitation
 from operant.agents.table import AGENTS
@@ -211,7 +212,7 @@ def random_trace(steps, seed=0, last=True):
 @pytest.mark.parametrize("last", [True, False])
 def test_a_trace_file_holds_plain_arrays_and_comes_back(tmp_path, last):
     trace = random_trace(5, last=last)
-    traces.write(tmp_path / "a.npz", SPACES, trace)
+    write_trace(tmp_path / "a.npz", SPACES, trace)
     with np.load(tmp_path / "a.npz", allow_pickle=False) as file:
         names = {
             "states/eye/left",
@@ -234,17 +235,12 @@ def test_a_trace_file_holds_plain_arrays_and_comes_back(tmp_path, last):
     assert (both.last is not None) == last
 
 
-@pytest.mark.parametrize("added", [True, False])
-def test_a_trace_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, added):
+def test_a_trace_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     done = []
-    fsync, link, replace = os.fsync, os.link, os.replace
+    fsync, link = os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_ino), fsync(file)))
     monkeypatch.setattr(os, "link", lambda old, new: (done.append("named"), link(old, new)))
-    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("named"), replace(old, new)))
-    if added:
-        traces.add(tmp_path, 0, SPACES, random_trace(3))
-    else:
-        traces.write(tmp_path / "a.npz", SPACES, random_trace(3))
+    traces.add(tmp_path, 0, SPACES, random_trace(3))
     [trace] = tmp_path.iterdir()
     assert done == [trace.stat().st_ino, "named", tmp_path.stat().st_ino]
 
@@ -264,7 +260,7 @@ def test_bad_trace_files_are_named(tmp_path):
     with pytest.raises(SpecError, match=r"c.npz' cannot be read.*[Oo]bject arrays"):
         traces.read(tmp_path / "c.npz", SPACES)
     other = Spaces.read(states=STATES, actions=ACTIONS["int"])
-    traces.write(tmp_path / "d.npz", other, Trace.read(other, np.zeros((1, 3)), [1], [1], [0.0]))
+    write_trace(tmp_path / "d.npz", other, Trace.read(other, np.zeros((1, 3)), [1], [1], [0.0]))
     wide = Spaces.read(states={"type": "float", "shape": (4,)}, actions=ACTIONS["int"])
     with pytest.raises(SpecError, match=r"d.npz' does not fit the agent"):
         traces.read(tmp_path / "d.npz", wide)
@@ -385,7 +381,7 @@ def test_pretraining_imitates(name, tmp_path):
         np.where(right, 2, 0) if kind == "int" else np.where(right, 0.8, -0.8)[:, None] * np.ones((1, 2))
     )
     terminal = np.arange(200) % 50 == 49
-    traces.write(
+    write_trace(
         tmp_path / "t.npz", agent.spaces, Trace.read(agent.spaces, states, actions, terminal, np.ones(200))
     )
     test = draw.normal(size=(100, 3)).astype(np.float32)
@@ -421,7 +417,7 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     draw, n = np.random.default_rng(0), pretraining.SEGMENT + 6
     states, actions = draw.normal(size=(n, 3)).astype(np.float32), draw.integers(0, 3, n)
     trace = Trace.read(agent.spaces, states, actions, np.arange(n) == n - 1, np.ones(n))
-    traces.write(tmp_path / "t.npz", agent.spaces, trace)
+    write_trace(tmp_path / "t.npz", agent.spaces, trace)
     cut, seen = pretraining.BehavioralCloning._cut, []
 
     def noted(self, trace):
@@ -448,7 +444,7 @@ def test_pretraining_takes_what_schedules_say(tmp_path):
             agent.spaces, draw.normal(size=(20, 3)), np.zeros(20, int), np.arange(20) == 19, np.ones(20)
         )
         if not found:
-            traces.write(tmp_path / "t.npz", agent.spaces, trace)
+            write_trace(tmp_path / "t.npz", agent.spaces, trace)
         agent.pretrain(tmp_path, num_iterations=2, lr=0.01)
         found[str(gamma)] = agent
     assert same(found[str(halved)], found["0.5"]) and not same(found["0.5"], found["1.0"])
@@ -464,7 +460,7 @@ def test_pretraining_counts_every_observation_once(tmp_path, monkeypatch, count)
     for name, own in (("a", states[:70]), ("b", states[70:])):
         n = len(own)
         trace = Trace.read(agent.spaces, own, np.zeros(n, int), np.arange(n) == n - 1, np.ones(n))
-        traces.write(tmp_path / f"{name}.npz", agent.spaces, trace)
+        write_trace(tmp_path / f"{name}.npz", agent.spaces, trace)
     agent.pretrain(tmp_path, num_iterations=6, num_traces=count, num_updates=2, batch_size=64)
     found = agent.learner.algorithm.weights(agent.engine.train.state)["model"]["state"]
     rows, mean, var = (
@@ -495,7 +491,7 @@ def test_pretraining_fits_values_to_normalised_rewards(name, count, tmp_path, mo
             n = len(states[own])
             terminal = np.arange(n) % 10 == 9  # in the middle, too
             trace = Trace.read(agent.spaces, states[own], np.zeros(n, int), terminal, unit * rewards[own])
-            traces.write(directory / f"{file}.npz", agent.spaces, trace)
+            write_trace(directory / f"{file}.npz", agent.spaces, trace)
         agent.pretrain(directory, num_iterations=6, num_traces=count, num_updates=2, batch_size=64)
         found.append(agent)
     assert same(*found)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from tests.exported_agents import CASES, act, asked, assert_same, create, run_outside, shake
@@ -148,8 +151,44 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         with pytest.raises(CheckpointError, match="The description .* cannot be read"):
             operant.load_policy(path)
     beside.write_text(text)
+    program = Path(path).read_bytes()
+    for place in range(0, len(program), len(program) // 7):
+        Path(path).write_bytes(program[:place] + b"x" + program[place + 1 :])
+        with pytest.raises(
+            CheckpointError, match=r"agent.stablehlo' cannot be read: .* not the one of the desc"
+        ):
+            operant.load_policy(path)
+    Path(path).write_bytes(program)
+    description = json.loads(text)
+    description["spaces"]["actions"]["shape"] = [2]
+    beside.write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=r"its output 'actions' is .* where .* is expected"):
+        operant.load_policy(path)
+    beside.write_text(text)
+    digest = hashlib.sha256(b"nothing").hexdigest()  # what forgers can do, too
+    beside.write_text(json.dumps({**json.loads(text), "sha256": digest}))
     (tmp_path / "agent.stablehlo").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"agent.stablehlo' cannot be read"):
+        operant.load_policy(path)
+
+
+def test_policies_act_in_finite_numbers(tmp_path):
+    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
+    agent = create("td3")
+    path = agent.save(tmp_path, format="stablehlo")
+    operant.load_policy(path)
+    engine = agent._engine
+    engine.put(jax.tree.map(lambda x: x * np.nan if x.dtype == np.float32 else x, engine.train))
+    agent.save(tmp_path, format="stablehlo")
+    with pytest.raises(CheckpointError, match=r"its output 'actions.*' holds nan, which is no finite number"):
+        operant.load_policy(path)
+    path = create("recurrent").save(tmp_path, format="stablehlo")
+    beside = Path(f"{path}.json")
+    description = json.loads(beside.read_text())
+    first = next(iter(description["initial_internals"]))
+    description["initial_internals"][first][0] = float("inf")
+    beside.write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=r"holds inf, which is no finite number of float32"):
         operant.load_policy(path)
 
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import signal
 import sys
+import threading
 import types
 
 import gymnasium
@@ -341,7 +342,7 @@ def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
     capsys.readouterr()
     other.fit(max_steps=20)
     other.close()
-    assert f"a mean reward to judge by: {path} left as before" in capsys.readouterr().out
+    assert f"a mean return to judge by: {path} left as before" in capsys.readouterr().out
     assert same(checkpoint.load(path)[0], judged)
 
 
@@ -704,3 +705,34 @@ def test_none_keeps_all_checkpoints(tmp_path):
     settings = {"n_steps": 8, "quiet": True, "seed": 1, "save_frequency": 8, "run_dir": tmp_path / "run"}
     operant.A2C("jax:CartPole-v1", NET, **settings, keep_checkpoints=None).fit(max_steps=40)
     assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) == 5
+
+
+def test_other_threads_are_refused_while_fit_trains(tmp_path):
+    """Updates consume the arrays that acting would read. What acts in a callback is in the right thread."""
+    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16)
+    trains, told = threading.Event(), threading.Event()
+
+    def callback(agent, record):
+        agent.act(np.zeros(4, np.float32))
+        trains.set()
+        return not told.wait(60)
+
+    thread = threading.Thread(target=lambda: agent.fit(max_steps=10**6, callback=callback))
+    thread.start()
+    assert trains.wait(120)
+    calls = {
+        "act": lambda: agent.act(np.zeros(4, np.float32)),
+        "fit": lambda: agent.fit(max_steps=10),
+        "play": lambda: agent.play(episodes=1),
+        "save": lambda: agent.save(tmp_path),
+        "load": lambda: agent.load(tmp_path),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            UsageError, match=f"{name} was called while fit trains in another thread. Call it"
+        ):
+            call()
+    told.set()
+    thread.join(60)
+    assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+    agent.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -13,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from operant import Agent
+from operant.checkpoint import durable
 from operant.errors import CheckpointError, SpecError
 from operant.execution import saving
 from operant.execution.saving import FORMATS
@@ -134,7 +137,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "agent.json").write_text(json.dumps(spec))
     with pytest.raises(
         CheckpointError,
-        match=r"agent.npz' do not fit the agent: 'model/params/.* is \(.*in the agent",
+        match=r"agent.npz' do not fit the agent: 'model/params/.* is float32\[.* where .*same networks",
     ):
         Agent.load(tmp_path)
     (tmp_path / "agent.json").unlink()
@@ -144,6 +147,50 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "bad.json").write_text(json.dumps(spec))
     with pytest.raises(CheckpointError, match="cannot be read"):
         Agent.load(tmp_path, "bad")
+
+
+KERNEL, COUNTER = "model/params/head.value/kernel", "updates"
+BAD = {
+    "nan": (
+        KERNEL,
+        lambda x: np.where(x == x[0], np.nan, x),
+        "holds nan, which is no finite number of float32",
+    ),
+    "infinite": (KERNEL, lambda x: x - np.float32(np.inf), "holds -inf"),
+    "too large": (
+        KERNEL,
+        lambda x: x + np.full(x.shape, 1e300),
+        r"holds 1e\+300, which is no finite number of float32",
+    ),
+    "bool": (KERNEL, lambda x: x > 0, "is bool"),
+    "whole": (KERNEL, lambda x: x.astype("i4"), "is int32"),
+    "complex": (KERNEL, lambda x: x + 1j, "is complex"),
+    "text": (KERNEL, lambda x: np.full(x.shape, "abc", "S3"), r"is \|S3"),
+    "date": (KERNEL, lambda x: np.full(x.shape, np.datetime64("2020-01-01")), "is datetime64"),
+    "struct": (KERNEL, lambda x: np.zeros(x.shape, [("a", "f4")]), r"is \[\('a'"),
+    "another shape": (KERNEL, lambda x: x[:, 0], r"is float32\[8\] where float32\[8, 1\] is expected"),
+    "negative": (COUNTER, lambda x: np.int64(-1), "holds -1, which is no finite number of uint32"),
+    "beyond": (COUNTER, lambda x: np.int64(2**40), "holds 1099511627776"),
+    "no number": (COUNTER, lambda x: np.float32(np.nan), r"is float32\[\] where uint32\[\] is expected"),
+    "several": (COUNTER, lambda x: np.zeros(2, "u4"), r"is uint32\[2\]"),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_are_finite_numbers_of_their_kind(tmp_path, format):
+    """In every format that can hold another."""
+    path = Path(create().save(tmp_path, format=format))
+    arrays = saving.read(path)
+    for name, spoil, message in BAD.values():
+        bad = np.asarray(spoil(arrays[name]))
+        if bad.dtype.kind in {"numpy": "", "hdf5": "M", "safetensors": "MSV"}[format]:
+            continue
+        saving._WRITERS[format](path, {**arrays, name: bad})
+        with pytest.raises(CheckpointError, match=rf"agent.*' do not fit the agent: '{name}' {message}"):
+            Agent.load(tmp_path)
+    for good in ("f8", "f2"):
+        saving._WRITERS[format](path, {**arrays, KERNEL: arrays[KERNEL].astype(good), COUNTER: np.int64(7)})
+        assert Agent.load(tmp_path).updates == 7
 
 
 @pytest.mark.parametrize(
@@ -358,3 +405,39 @@ def test_saver_by_the_clock(tmp_path, monkeypatch):
     now[0] = 700.0
     run(agent, 1)
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["agent-6"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from operant.checkpoint import durable
+with durable.temporary(Path(sys.argv[1])) as path:
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("format", ["numpy", "hdf5", "safetensors", "trace"])
+def test_what_killed_writers_left_goes_with_the_next_save(tmp_path, format):
+    suffix = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors", "trace": ".tmp"}[format]
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / f"other{suffix}")], stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == b"writing\n"
+    writers[0].kill()
+    writers[0].communicate()
+    assert len(list(tmp_path.glob(".tmp-*"))) == 2
+    if format == "trace":
+        with durable.temporary(tmp_path / "trace.tmp"):
+            pass
+    else:
+        create().save(tmp_path, format=format)
+    left = list(tmp_path.glob(".tmp-*"))
+    assert [path.read_text() for path in left] == ["half"]  # that of the one who still writes
+    writers[1].kill()
+    writers[1].communicate()

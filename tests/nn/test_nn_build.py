@@ -2,15 +2,19 @@
 errors."""
 
 import json
+import sys
+import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.keras_copies import flat, held, keras_model
 
 from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
+from operant.nn.keras_optimizers import keras_optimizer
 from operant.nn.training_mode import leaves
 from operant.spec.spaces import Leaf
 
@@ -360,9 +364,9 @@ def test_adapted_normalisation_is_kept(form):
     np.testing.assert_allclose(jax.jit(model.apply)(v, {"state": x})[0]["q"], expected, atol=1e-4)
     assert isinstance(layer.mean, jax.Array)  # no tracer stays behind
     with numpy_promotion():
-        copy = model.keras_model(v)
+        copy = keras_model(model, v)
         np.testing.assert_allclose(copy({"state": x})["q"], expected, atol=1e-4)
-    assert jax.tree.all(jax.tree.map(np.array_equal, model.load_keras(copy), v))
+    assert jax.tree.all(jax.tree.map(np.array_equal, held(copy), flat(v)))
 
 
 def test_numbers_of_a_normalisation_are_written_back():
@@ -447,6 +451,11 @@ def test_function_that_returns_a_model():
 
 
 def test_keras_file(whole, tmp_path):
+
+    def own_loss(y, x):
+        return y - x
+
+    whole.compile(loss=own_loss)  # which is not read
     whole.save(tmp_path / "net.keras")
     v = build(tmp_path / "net.keras", VECTOR, AC).init(jax.random.key(0))
     np.testing.assert_array_equal(v["params"]["functional/dense/kernel"], whole.layers[1].kernel)
@@ -493,6 +502,30 @@ def test_keras_models_that_do_not_fit(whole):
         build(whole, {"state": Leaf("float", (4,))}, AC)
 
 
+def test_keras_allocates_nothing_itself(whole):
+    """Neither a network, whose arrays are those of `init`, nor later what was made for one that failed.
+
+    The large one's weights are 2^40 numbers of 4 bytes, 6 times (3 inputs, a bias, 2 outputs), and 2 more.
+    """
+    pending = keras().src.backend.common.global_state.get_global_attribute
+    made = build([{"type": "dense", "size": 8}], VECTOR, Q)._network
+    assert [v._value for v in made.variables] == [None] * 4
+    for rest, message in (
+        (
+            ["flatten"],
+            r"takes 26,388,279,066,632 bytes, and [\d,]+ are free. .* 'body.dense0/kernel' of shape",
+        ),
+        ([{"type": "conv2d", "size": 2}], "needs an input of shape"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            build([{"type": "dense", "size": 2**40}, *rest], VECTOR, Q)
+    assert not pending("uninitialized_variables")
+    model = build(whole, VECTOR, AC)
+    assert all(v._value is not None for v in whole.variables)
+    again = keras_model(model, model.init(jax.random.key(0)))
+    assert all(v._value is not None for v in again.variables)
+
+
 def test_lambda_layers_do_not_load():
     k = keras()
     with numpy_promotion():
@@ -500,6 +533,80 @@ def test_lambda_layers_do_not_load():
         spec = build(k.Model(x, k.layers.Lambda(lambda y: 2.0 * y)(k.layers.Dense(2)(x))), VECTOR, Q).spec
     with pytest.raises(SpecError, match="Keras cannot read the configuration"):
         build(spec, VECTOR, Q)
+
+
+def of(module, kind="Evil", **config):
+    """Return the configuration of a Keras object, or of a function named by `kind`, if there is none."""
+    if not config:
+        return {"module": module, "class_name": "function", "config": kind, "registered_name": kind}
+    return {"module": module, "class_name": kind, "config": config}
+
+
+def in_dense(argument):
+    return lambda planted: of("keras.layers", "Dense", units=2, **{argument: planted})
+
+
+PLACES = {
+    "layer": lambda planted: planted,
+    "another of its kind": lambda planted: {
+        "type": "keras",
+        "layer": "Dense",
+        "units": 2,
+        "activation": planted,
+    },
+    **{
+        argument: in_dense(argument)
+        for argument in (
+            "activation",
+            "kernel_initializer",
+            "bias_regularizer",
+            "kernel_constraint",
+            "activity_regularizer",
+            "dtype",
+        )
+    },
+    "wrapped layer": lambda planted: of("keras.layers", "TimeDistributed", layer=planted),
+    "quoted by its own name": lambda planted: {
+        **planted,
+        "registered_name": "operant>Orthogonal",
+        "class_name": "function",
+    },
+    "model": lambda planted: of(
+        "keras", "Sequential", layers=[of("keras.layers", "InputLayer", shape=[3]), planted]
+    ),
+    "model in a model": lambda planted: of("keras", "Sequential", layers=[PLACES["model"](planted)]),
+    "learning rate": lambda planted: of("keras.optimizers", "Adam", learning_rate=planted),
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Packages of the names that Keras imports, where Python finds them."""
+    names = ("keras_hub", "keras_cv", "keras_nlp")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    assert not sys.modules.keys() & set(names)
+
+
+@pytest.mark.parametrize("module", ["keras_hub", "keras_cv.layers", "keras_nlp", "elsewhere"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_configuration_imports_nothing(place, module, hub):
+    """Wherever it stands, and in every form of a network, and of an optimizer."""
+    for planted in (of(module), of(module, units=2)):
+        data = PLACES[place](planted)
+        with zipfile.ZipFile(hub / "net.keras", "w") as archive:
+            archive.writestr("config.json", json.dumps(data))
+        layer = data if "type" in data else {"type": "keras", "layer": data}
+        (hub / "net.json").write_text(json.dumps([layer]))
+        forms = ([layer], {"type": "keras", "model": data}, hub / "net.json", hub / "net.keras")
+        for form in forms:
+            with pytest.raises(SpecError, match="Keras does not know '(Evil|function)'"):
+                build(form, VECTOR, Q)
+        with pytest.raises(SpecError, match="Keras does not know '(Evil|function)'"):
+            keras_optimizer({"class_name": "Adam", "module": "keras.optimizers", "config": data})
 
 
 SPECS = [

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.keras_copies import flat, held, keras_model
 
-from operant.errors import SpaceError, SpecError
+from operant.errors import SpaceError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
 from operant.spec.spaces import Leaf
@@ -253,7 +254,7 @@ def test_carry_is_checked(recurrent):
 
 
 def test_keras_model_holds_the_variables(mlp, variables, tmp_path):
-    model = mlp.keras_model(variables)
+    model = keras_model(mlp, variables)
     x = jax.random.normal(jax.random.key(1), (5, 3))
     with numpy_promotion():
         eager = model({"state": x})
@@ -262,26 +263,19 @@ def test_keras_model_holds_the_variables(mlp, variables, tmp_path):
     model.save(tmp_path / "model.keras")
     with numpy_promotion():
         loaded = keras().saving.load_model(tmp_path / "model.keras", safe_mode=True)
-    assert_equal(mlp.load_keras(loaded), variables)
+    assert_equal(held(loaded), flat(variables))
 
 
 def test_registered_layers_load_in_safe_mode(tmp_path):
     model = build([dense()], VECTOR, {"mean": Head((2,)), "std": Head((2,), constant=-0.5)}, normalize=True)
     v = model.init(jax.random.key(0))
     v = model.observe(v, {"state": jnp.asarray([[1.0, 2.0, 3.0], [3.0, 4.0, 8.0]])}, jnp.ones(2, bool))
-    model.keras_model(v).save(tmp_path / "model.keras")
+    keras_model(model, v).save(tmp_path / "model.keras")
     with numpy_promotion():
         loaded = keras().saving.load_model(tmp_path / "model.keras", safe_mode=True)
-    assert_equal(model.load_keras(loaded), v)
+    assert_equal(held(loaded), flat(v))
     outputs, _ = model.apply(v, {"state": jnp.ones((2, 3))})
     np.testing.assert_array_equal(outputs["std"], np.full((2, 2), -0.5))
-
-
-def test_foreign_weights_are_refused(mlp, normalized, variables):
-    with pytest.raises(
-        SpecError, match=r"does not fit. Weights that differ: body.dense1/bias \(here \(4,\), there None\)"
-    ):
-        mlp.load_keras(normalized.keras_model(normalized.init(jax.random.key(0))))
 
 
 def test_gradient_reaches_every_parameter(mlp, variables):

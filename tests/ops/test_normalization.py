@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,3 +205,42 @@ def test_columns_belong_to_their_actors_whatever_the_block_makes_of_them():
             total[actor] = float(own.total[0])
     np.testing.assert_allclose(scale.total, total, rtol=1e-6)
     assert scale.columns == () and int(scale.moments.rows) == int(valid.sum())
+
+
+@pytest.mark.parametrize(("mean", "std"), [(1e-6, 1e-7), (0.0, 1e-10), (3e-9, 1e-9), (1e5, 1.0)])
+def test_small_changes_are_normalised_like_large_ones(mean, std):
+    rows = f32(np.random.default_rng(3).normal(size=1000) * std + mean)
+    m = update(normalization.init(()), rows, jnp.ones(1000, bool))
+    out = normalization.normalise(m, rows, clip=10.0)
+    np.testing.assert_allclose([out.mean(), out.std()], [0.0, 1.0], atol=0.01)
+
+
+def test_rounding_is_not_taken_for_change():
+    # 1000 and the next float32, 6e-5 more: a standard deviation of 3e-5, a share of 3e-8 of the mean
+    rows = f32([1000.0, 1000.00006] * 50)
+    m = update(normalization.init(()), rows, jnp.ones(100, bool))
+    assert np.abs(normalization.normalise(m, rows, clip=10.0)).max() < 0.3
+
+
+def test_large_integers_are_normalised_exactly():
+    """Seconds since 1970 as int32: float32 has one number for 128 of them."""
+    rows = jnp.int32(1_700_000_000) + jnp.arange(64, dtype=jnp.int32)
+    m = normalization.init(())
+    for block in rows.reshape(8, 8):
+        m = update(m, block, jnp.ones(8, bool))
+    out = normalization.normalise(m, rows, clip=10.0)
+    np.testing.assert_allclose(out, (np.arange(64) - 31.5) / np.arange(64).std(), atol=1e-4)
+    wide = jnp.asarray([-(2**31), 2**31 - 1], jnp.int32)  # differences that no int32 holds
+    m = update(normalization.init(()), wide, jnp.ones(2, bool))
+    np.testing.assert_allclose(normalization.normalise(m, wide, clip=10.0), [-1.0, 1.0], rtol=1e-6)
+
+
+def test_tiny_rewards_are_scaled_like_large_ones():
+    rows = np.random.default_rng(1).normal(size=(40, 2)).astype(np.float32)
+    no = jnp.zeros((40, 2), bool)
+
+    def scaled(factor):
+        scale = normalization.init_reward_scale(2)
+        return normalization.scale_rewards(scale, f32(rows * factor), no, ~no, gamma=0.9)[1]
+
+    np.testing.assert_allclose(scaled(1e-6)[1:], scaled(1.0)[1:], rtol=1e-3)

@@ -148,12 +148,12 @@ def test_a_gradient_of_no_data_changes_nothing_not_even_by_momentum():
     nothing = {"w": jnp.zeros(3)}
     moved, _, _ = optimise.apply(adam, params, state, nothing)
     assert (np.asarray(moved["w"]) != np.asarray(params["w"])).all()  # what would happen
-    kept, after, info = optimise.apply(adam, params, state, nothing, there=jnp.asarray(False))
+    kept, after, info = optimise.apply(adam, params, state, nothing, has_rows=jnp.asarray(False))
     for a, b in zip(jax.tree.leaves((kept, after)), jax.tree.leaves((params, state)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert float(info["skipped"]) == 0
     broken = {"w": jnp.full(3, jnp.nan)}
-    assert float(optimise.apply(adam, params, state, broken, there=jnp.asarray(False))[2]["skipped"]) == 0
+    assert float(optimise.apply(adam, params, state, broken, has_rows=jnp.asarray(False))[2]["skipped"]) == 0
 
 
 def test_what_follows_moves_by_its_share_and_rests_where_it_has_arrived():

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.errors import SpecError
 from operant.ops import returns
 
 few = settings(max_examples=25, deadline=None)
@@ -53,10 +52,8 @@ def arrays(s, gamma, lambda_):
     return d, returns.traces(s["truncated"], s["valid"], lambda_=lambda_)
 
 
-gae, lambda_returns, retrace, vtrace = map(
-    jax.jit, (returns.gae, returns.lambda_returns, returns.retrace, returns.vtrace)
-)
-n_step_returns = jax.jit(returns.n_step_returns, static_argnames="n")
+gae, lambda_returns, retrace = map(jax.jit, (returns.gae, returns.lambda_returns, returns.retrace))
+truncated_lambda_returns = jax.jit(returns.truncated_lambda_returns, static_argnames="n")
 
 
 def episodes(s, n):
@@ -155,18 +152,12 @@ def test_lambda_returns_golden():
 def test_n_step_golden():
     # gamma 0.5, n 2, row 1 ends an episode by a time limit, row 3 terminates
     # G_3 = 8;  G_2 = 4 + 0.5*8 = 8;  G_1 = 2 + 0.5*v_2 = 2 + 0.5*6 = 5;  G_0 = 1 + 0.5*5 = 3.5
-    continues = jnp.asarray([True, False, True, True])
+    continues = f32(1, 0, 1, 1)
     args = f32(1, 2, 4, 8), f32(0.5, 0.5, 0.5, 0), f32(10, 6, 20, 40), continues
-    np.testing.assert_array_equal(returns.n_step_returns(*args, n=2), [3.5, 5.0, 8.0, 8.0])
+    np.testing.assert_array_equal(returns.truncated_lambda_returns(*args, n=2), [3.5, 5.0, 8.0, 8.0])
     # n 1: r + 0.5 v: 1 + 5, 2 + 3, 4 + 10, 8
-    np.testing.assert_array_equal(returns.n_step_returns(*args, n=1), [6.0, 5.0, 14.0, 8.0])
-    # n as long as the sequence takes the other road through the code
-    np.testing.assert_array_equal(returns.n_step_returns(*args, n=4), [3.5, 5.0, 8.0, 8.0])
-
-
-def test_n_step_needs_a_step():
-    with pytest.raises(SpecError, match=r"n must be at least 1\. Received: n=0"):
-        returns.n_step_returns(f32(1), f32(1), f32(1), jnp.asarray([True]), n=0)
+    np.testing.assert_array_equal(returns.truncated_lambda_returns(*args, n=1), [6.0, 5.0, 14.0, 8.0])
+    np.testing.assert_array_equal(returns.truncated_lambda_returns(*args, n=4), [3.5, 5.0, 8.0, 8.0])
 
 
 def test_retrace_golden():
@@ -176,21 +167,6 @@ def test_retrace_golden():
     np.testing.assert_array_equal(returns.retrace(*args, f32(9, 2, 0.5), f32(1, 1, 1)), [4.25, 4.5, 5.0])
     # cut after row 0: Q_0 = 1 + 0.5*4 = 3
     np.testing.assert_array_equal(returns.retrace(*args, f32(9, 2, 0.5), f32(0, 1, 1)), [3.0, 4.5, 5.0])
-
-
-def test_vtrace_golden():
-    # gamma 0.5, rho = 2, 0.5 (clipped 1, 0.5), v = 1, 2, 4, r = 1, 1
-    # delta_1 = 0.5*(1 + 2 - 2) = 0.5 vs_1 = 2.5 delta_0 = 1 + 1 - 1 = 1 vs_0 = 1 + 1 + 0.5*1*0.5 = 2.25
-    # advantage_1 = 0.5*(1 + 0.5*4 - 2) = 0.5          advantage_0 = 1*(1 + 0.5*2.5 - 1) = 1.25
-    args = f32(1, 2, 4), f32(1, 1), f32(0.5, 0.5), f32(2, 0.5), f32(1, 1)
-    targets, advantage = returns.vtrace(*args)
-    np.testing.assert_array_equal(targets, [2.25, 2.5])
-    np.testing.assert_array_equal(advantage, [1.25, 0.5])
-    # with the policy gradient's bound at 2: 2 * 1.25
-    np.testing.assert_array_equal(returns.vtrace(*args, clip_pg_rho=2.0)[1], [2.5, 0.5])
-    # bound of the errors at 2: delta_0 = 2, vs_0 = 1 + 2 + 0.25 = 3.25; of the trace: 1 + 1 + 0.5*2*0.5 = 2.5
-    np.testing.assert_array_equal(returns.vtrace(*args, clip_rho=2.0)[0], [3.25, 2.5])
-    np.testing.assert_array_equal(returns.vtrace(*args, clip_c=2.0)[0], [2.5, 2.5])
 
 
 @few
@@ -208,7 +184,7 @@ def test_lambda_returns_and_gae_match_the_slow_reference(s, gamma, lambda_):
 @given(streams(), gammas, st.integers(1, T + 2))
 def test_n_step_matches_the_slow_reference(s, gamma, n):
     d, trace = arrays(s, gamma, 1.0)
-    g = n_step_returns(np.asarray(s["r"]), d, np.asarray(s["v"][1:]), trace > 0, n=n)
+    g = truncated_lambda_returns(np.asarray(s["r"]), d, np.asarray(s["v"][1:]), trace, n=n)
     close(g[s["valid"]], slow_n_step(s, gamma, n)[s["valid"]])
 
 
@@ -224,41 +200,6 @@ def test_retrace_matches_the_slow_reference(s, gamma, lambda_):
         lambda before, u, n: lambda_ * min(1.0, s["rho"][u, n]),  # the ratio of the later row
     )
     close(q[s["valid"]], slow[s["valid"]])
-
-
-@few
-@given(streams(), gammas, lambdas)
-def test_vtrace_matches_the_slow_reference(s, gamma, lambda_):
-    d, cut = arrays(s, gamma, lambda_)
-    args = np.asarray(s["v"]), np.asarray(s["r"]), d, np.asarray(s["rho"]), cut
-    targets, advantage = vtrace(*args, clip_rho=1.5, clip_c=1.2)
-    slow = s["v"][:-1] + slow_correction(
-        s,
-        gamma,
-        lambda u, n, follows: (
-            min(1.5, s["rho"][u, n]) * (s["r"][u, n] + follows * s["v"][u + 1, n] - s["v"][u, n])
-        ),
-        lambda before, u, n: lambda_ * min(1.2, s["rho"][before, n]),  # the ratio of the earlier row
-    )
-    valid = s["valid"]
-    close(targets[valid], slow[valid])
-    for n in range(N):
-        for rows, bootstrap in episodes(s, n):
-            for i, t in enumerate(rows):
-                follows = s["v"][t + 1, n] if bootstrap or t != rows[-1] else 0.0
-                if i + 1 < len(rows):
-                    follows += lambda_ * (slow[t + 1, n] - s["v"][t + 1, n])
-                wanted = min(1.0, s["rho"][t, n]) * (s["r"][t, n] + gamma * follows - s["v"][t, n])
-                close(advantage[t, n], wanted)
-
-
-@few
-@given(streams(), gammas)
-def test_on_policy_vtrace_is_the_lambda_return(s, gamma):
-    d, cut = arrays(s, gamma, 1.0)
-    r, v = np.asarray(s["r"]), np.asarray(s["v"])
-    targets, _ = vtrace(v, r, d, np.ones((T, N)), cut)
-    close(targets[s["valid"]], lambda_returns(r, d, v[1:], cut)[s["valid"]])
 
 
 @few

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+import warnings
 
 import gymnasium
 import numpy as np
@@ -510,8 +511,6 @@ def test_more_faults_of_spaces():
         Spaces(action, action)
     with pytest.raises(SpecError, match=r"'actions' is missing"):
         Spaces.from_spec({"states": {"shape": 1}})
-    with pytest.raises(SpecError, match=r"Only 'int' actions can be masked"):
-        Spaces.read({"shape": 1}, {"shape": 1}).mask_leaf("action")
 
 
 @pytest.mark.parametrize(
@@ -720,12 +719,13 @@ def test_values_go_back_and_forth(space):
         (gym.Box(-1, 1, (3,)), Leaf("float", (3,), None, -1, 1)),
         (gym.Box(0, 255, (4, 4, 3), np.uint8), Leaf("float", (4, 4, 3), None, 0, 255, "uint8")),
         (
-            gym.Box(np.float32([-1, -1e6]), np.float32([2, 5e6])),
-            Leaf("float", (2,), None, (-1, None), (2, None)),
+            gym.Box(np.float32([-1, -1e20]), np.float32([2, 5e6])),
+            Leaf("float", (2,), None, (-1, None), (2, 5e6)),
         ),
         (gym.Box(-3e38, 3e38, (2,)), Leaf("float", (2,))),
         (gym.Box(0, 9, (2,), np.int64), Leaf("float", (2,), None, 0, 9, "int32")),
-        (gym.Box(0, 2**40, (2,), np.int64), Leaf("float", (2,), None, 0, None, "float32")),
+        (gym.Box(0, 2**40, (2,), np.int64), Leaf("float", (2,), None, 0, 2**40, "float32")),
+        (gym.Box(-(2**63), 2**63 - 1, (2,), np.int64), Leaf("float", (2,))),
         (gym.Discrete(5, start=-2), Leaf("int", (), 5, -2)),
         (gym.MultiDiscrete([3, 3]), Leaf("int", (2,), 3)),
         (gym.MultiDiscrete([3, 3], start=[0, 2]), Leaf("int", (2,), 3, (0, 2))),
@@ -1111,3 +1111,62 @@ def test_numbers_that_would_be_changed_are_refused(space, value, message):
     else:
         with pytest.raises(SpaceError, match=message):
             codec.encode(value, False)
+
+
+# Numbers that the stored type cannot hold
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (1.7e9 + np.arange(200.0), True),  # seconds since 1970
+        (1.7e9 + 86400 * np.arange(200.0), False),  # days
+        (61_000 + 0.01 * (np.arange(200) % 7), True),  # a price that moves by cents
+        (61_000 + np.arange(200.0), False),
+        (2**40 + np.arange(200), True),
+        (np.full(200, 1.7e9), False),
+        (np.linspace(-1, 1, 200), False),
+        (np.full(200, np.nan), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("boxed", [True, False])
+def test_what_float32_does_not_tell_apart_is_told_once(values, told, boxed):
+    if boxed:
+        space = gym.Box(-INF, INF, (1,), values.dtype) if values.dtype.kind == "f" else None
+        space = space or gym.Box(-(2**62), 2**62, (1,), np.int64)
+        codec = from_gymnasium(gym.Dict(clock=space, x=BOX), BOX)[1]
+
+        def take(value):
+            codec.encode({"clock": np.asarray([value]), "x": np.zeros(3, np.float32)}, False)
+    else:
+        states = Space({"clock": {"shape": 1}, "x": {"shape": 3}})
+
+        def take(value):
+            states.check({"clock": np.asarray([value]), "x": np.zeros(3)}, values=False)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for value in values:
+            take(value)
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == told
+    if told:
+        assert "'clock' changes too little for its size: float32 does not tell it apart" in texts[0]
+
+
+def test_whole_numbers_do_not_wrap_round():
+    with pytest.raises(SpaceError, match="The state 'x' must be"):
+        Leaf("int").accept(2**32 + 5, "state 'x'", values=False)
+    codec = from_gymnasium(gym.Box(0, 10, (1,), np.int64), BOX)[1].observation
+    with pytest.raises(
+        SpaceError, match="The state 'state' must be numbers of type int64"
+    ):  # 5 would be in range
+        codec.encode(np.array([2**32 + 5]), False)
+
+
+def test_large_bounds_of_actions_count():
+    money = from_gymnasium(BOX, gym.Box(0, 5e6, (1,), np.float64))[0].actions.components["action"]
+    assert money.bounded and money.high == 5e6
+    _, codec = from_gymnasium(BOX, gym.Box(10**17 + 1, 10**17 + 3, (1,), np.int64))
+    assert codec.decode({"action": np.array([1])}, False) == 10**17 + 2

@@ -525,6 +525,9 @@ def test_the_same_argument_given_twice_alike_is_fine(registry):
         (b'{"type": ', r"is not JSON: .* \(line 1\)\.$"),
         (b"[1]", r"must hold one JSON object, not a list\.$"),
         (b"\xff", r"cannot be read: .*\.$"),
+        (b'{"type": "\\ud800"}', r"cannot be read: .* surrogates not allowed\.$"),
+        (b'{"type": ' + b"[" * 101 + b"]" * 101 + b"}", r"nested more than 100 deep\.$"),
+        (b"[" * 100_000, r"nested more than 100 deep\.$"),
     ],
 )
 def test_faulty_files_are_named(registry, tmp_path, content, message):

@@ -3,12 +3,16 @@
 import io
 import math
 import re
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from operant.errors import SpecError
-from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record, metrics_page
+from operant.execution.runner.bar import Bar
+from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record
+from operant.tracking.console import say
 from operant.tracking.record import Logger
 from operant.training.loop import Outcome
 
@@ -268,18 +272,11 @@ def test_an_interrupt_is_not_swallowed():
 # Metrics
 
 
-def test_the_page_of_metrics_is_up_to_date():
-    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == metrics_page(), (
-        "write operant.tracking.metrics_page() to docs/metrics.md"
-    )
-
-
 def test_metrics_are_described():
     for name, (meaning, unit) in METRICS.items():
         assert re.fullmatch(r"[a-z]+/[a-z_]+", name)
         assert meaning.endswith(".") and meaning[0].isupper(), name
         assert "|" not in meaning + unit, "would break the table"
-        assert f"| `{name}` | {meaning} |" in metrics_page()
 
 
 def reported(text):
@@ -303,3 +300,55 @@ def test_every_documented_metric_is_reported():
     files = set(package.rglob("*.py")) - tables
     found = set().union(*(reported(path.read_text(encoding="utf-8")) for path in files))
     assert METRICS.keys() <= found, METRICS.keys() - found
+
+
+# Streams that are no files
+
+
+class WriteAlone:
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class Failing(Terminal):
+    def isatty(self):
+        raise OSError(9, "Bad file descriptor")
+
+    def write(self, text):
+        raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("make", [WriteAlone, closed, Failing, lambda: None], ids=str)
+def test_training_outlives_any_standard_output(make, monkeypatch):
+    stream = make()
+    monkeypatch.setattr(sys, "stdout", stream)
+    gone = make in (closed, Failing)
+    group = LoggerGroup([Console()])
+    with pytest.warns(RuntimeWarning, match="Console failed, training goes on") if gone else nullcontext():
+        group.message("begins")
+    group.record(record(240, 2.6, games=10, mean=22.7, best=25.5))  # within a minute: no second warning
+    group.close()
+    say("ends")
+    if make is WriteAlone:
+        assert stream.text.startswith("begins\n") and stream.text.endswith("ends\n")
+        assert "steps: 240" in stream.text
+
+
+@pytest.mark.parametrize("make", [WriteAlone, closed, Failing, lambda: None], ids=str)
+def test_a_bar_outlives_any_standard_error(make, monkeypatch):
+    stream = make()
+    monkeypatch.setattr(sys, "stderr", stream)
+    bar = Bar("episodes", 4)
+    bar.show(2)
+    bar.close()
+    if make is WriteAlone:
+        assert stream.text == "episodes 2/4  0 s\n"

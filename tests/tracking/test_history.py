@@ -268,6 +268,15 @@ def test_errors_say_what_is_wrong(tmp_path):
     pq.write_table(pa.table({name: ["text"] for name in columns}), tmp_path / "text.parquet")
     with pytest.raises(SpecError, match=r"text\.parquet cannot be read"):
         read_history(tmp_path / "text.parquet")
+    twice = pa.table([[1.0]] * 6, names=[*columns, "step"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(SpecError, match=r"twice\.parquet is not a history. .* got .*step, step, time"):
+        read_history(tmp_path / "twice.parquet")
+    pq.write_table(pa.table([[1.0, None]] * 5, names=columns), tmp_path / "null.parquet")
+    with pytest.raises(
+        SpecError, match=r"null\.parquet cannot be read: its column 'mean_reward' has rows with"
+    ):
+        read_history(tmp_path / "null.parquet")
     folder = tmp_path / "h.parquet"
     folder.mkdir()
     pq.write_table(pa.table({"step": [1], "loss": [0.5]}), folder / "x.parquet")

@@ -44,6 +44,7 @@ from operant.execution.agent_callbacks import AgentCallbacks
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.spec import options
+from operant.spec.streams import Purpose, derived_seed
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.host_driver import HostDriver
 from operant.training.drivers.seeds import MultiSeedRunner
@@ -359,7 +360,9 @@ def test_host_driver_resumes_with_the_train_it_saved_and_cuts_open_episodes(name
     seeds, reset = [], env.reset
     env.reset = lambda seed: (seeds.append(seed), reset(seed))[1]
     restored(path, other)
-    assert seeds == [SEED + int(before.counters.updates)] != [SEED]  # not the episodes of its beginning again
+    assert (
+        seeds == [derived_seed(SEED, Purpose.ENV, int(before.counters.rows))] != [SEED]
+    )  # not the episodes of its beginning again
     assert differing(before, other.train) == []
     assert (other.step, other._row) == (int(before.counters.timesteps), int(before.counters.rows))
 
@@ -579,7 +582,7 @@ def test_actors_out_of_step_learn_exactly_what_each_of_them_lived(name):
     assert any(columns is not None and len(set(columns)) < agent.n for _, columns in blocks)
     streams = columns_of(blocks, agent.n)
     learnt = sum(map(len, streams))
-    assert learnt == made.updates * agent.learner.rows * agent.n > 60
+    assert learnt == made.engine.counter("rows") * agent.n > 60
     for rows, expected in zip(streams, lived, strict=True):
         for t, row in enumerate(rows):
             assert (row["reward"], row["end"], row["valid"]) == tuple(

@@ -16,7 +16,7 @@ from operant.training import evaluate as training_evaluate
 from operant.training import loop
 from operant.training.environments import host_vector
 from operant.training.evaluate import evaluate
-from operant.training.train import ExperimentConfig, opened, train
+from operant.training.train import ExperimentConfig, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
 
@@ -82,21 +82,19 @@ def test_episodes_are_checked(made):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [pytest.param("CartPole-v1", marks=pytest.mark.slow), "jax:CartPole-v1"])
-def test_a_run_is_opened_again(env, tmp_path):
+def test_the_policy_of_a_run_is_evaluated(env, tmp_path):
     run = RunConfig(env=env, n_envs=2, max_steps=500, seed=1, quiet=True, run_dir=str(tmp_path / "run"))
     outcome = train(ExperimentConfig("ppo", {"model": NET, "n_steps": 16}, run), command="").outcome
-    session, run = opened(tmp_path / "run")
-    assert session.driver.step == outcome.step
-    assert int(session.driver.train.counters.timesteps) == outcome.step
+    agent = operant.Agent.load(tmp_path / "run")
+    assert int(agent.engine.train.counters.timesteps) == outcome.step
     with host_vector(run, 3) as envs:
-        finished = evaluate(session.learner, session.driver.train, envs, 3)
+        finished = evaluate(agent.learner, agent.engine.train, envs, 3)
     assert sorted(e.actor for e in finished) == [0, 1, 2] and all(e.reward == e.length for e in finished)
-    session.environments.close()
 
 
-def test_what_is_no_run_is_not_opened(tmp_path):
+def test_what_is_no_run_is_not_resumed(tmp_path):
     with pytest.raises(SpecError, match="There is no run to resume in"):
-        opened(tmp_path)
+        resumed(tmp_path, {})
 
 
 def test_an_episode_without_end_is_cut(monkeypatch):

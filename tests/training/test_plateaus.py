@@ -17,7 +17,6 @@ from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
 from operant.training.episodes import RollingScore
 from operant.training.plateau import Monitor
-from operant.training.train import opened
 
 NET = [{"type": "dense", "size": 8}]
 
@@ -132,8 +131,7 @@ def test_parts_of_a_run_learn_what_one_part_would(tmp_path, monkeypatch, capsys)
     )
     assert main(["train", "--resume", "run", "--max-steps", "15000", "--quiet"]) == 0
     assert main(["train", "--resume", "run", "--max-steps", "30000", "--quiet"]) == 0
-    session, _ = opened("run")
-    fresh = np.asarray(session.learner.hyper())
-    assert (np.asarray(session.driver.train.hyper) < fresh).any()
+    agent = operant.Agent.load("run")
+    assert (np.asarray(agent.engine.train.hyper) < np.asarray(agent.learner.hyper())).any()
     capsys.readouterr()
     assert main(["reproduce", "run"]) == 0, capsys.readouterr()

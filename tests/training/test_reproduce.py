@@ -88,7 +88,7 @@ def test_a_run_without_a_seed_is_repeated_bit_by_bit(run, capsys):
     status, text = reproduced(capsys, "--run-dir", "again")
     assert status == 0, text
     assert text.startswith("Identical: the ")
-    assert "arrays of the checkpoint at step 5" in text and "episodes of the history" in text
+    assert "arrays of the checkpoint at step 497" in text and "episodes of the history" in text
     one, other = (read_history(f"{name}/history.parquet") for name in ("run", "again"))
     assert len(one["step"]) > 10
     np.testing.assert_array_equal(one["best_reward"], np.maximum.accumulate(one["mean_reward"]))

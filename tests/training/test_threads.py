@@ -6,6 +6,8 @@ A library for images.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -50,8 +52,8 @@ def test_threads_for_several_calls_at_a_time(monkeypatch):
     [
         ({}, {"NPROC": None, "XLA_FLAGS": LIBRARY_FLAG}),
         ({"XLA_FLAGS": "--a=1 --b=2"}, {"NPROC": None, "XLA_FLAGS": f"{LIBRARY_FLAG} --a=1 --b=2"}),
-        ({"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=", "NPROC": "3"}, None),
-        ({"XLA_FLAGS": "/etc/flags.txt"}, None),
+        ({"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=", "NPROC": "3"}, {}),
+        ({"XLA_FLAGS": "/etc/flags.txt"}, {"NPROC": None}),
     ],
 )
 def test_images_get_the_library_beside_the_users_own_flags(monkeypatch, given, started_with):
@@ -64,7 +66,7 @@ def test_images_get_the_library_beside_the_users_own_flags(monkeypatch, given, s
         jax, "devices", lambda: seen.append({n: os.environ.get(n) for n in ("NPROC", "XLA_FLAGS")})
     )
     start([(84, 84, 4)])
-    assert seen == ([] if started_with is None else [started_with])
+    assert seen == [{"NPROC": None, **given, **started_with}]
     assert {n: os.environ[n] for n in ("NPROC", "XLA_FLAGS") if n in os.environ} == given
 
 
@@ -77,7 +79,7 @@ def test_threads_are_the_users_if_he_says_how_many(monkeypatch):
     assert seen == [("1", "--a=1")] and "NPROC" not in os.environ
     monkeypatch.setenv("NPROC", "2")
     start([(4,)])
-    assert len(seen) == 1
+    assert seen[1:] == [("2", "--a=1")]
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,20 @@ def test_calls_are_left_to_xlas_threads_where_it_has_several(
     monkeypatch.setenv("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
     prepare(asynchronous=True)
     assert len(chosen) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["train ppo --env CartPole-v1 --max-steps 9", "play ppo --env CartPole-v1"]
+)
+def test_devices_that_are_not_there_are_told_in_a_line(command, tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, "-m", "operant", *command.split()],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    *_, line = ended.stderr.splitlines()
+    assert (
+        line.startswith("operant: JAX cannot start on JAX_PLATFORMS='cuda': ")
+        and "Traceback" not in ended.stderr
+    )

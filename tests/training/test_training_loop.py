@@ -27,6 +27,7 @@ class Pretended:
     processes = 1
     deadline = math.inf
     block_steps = BLOCK_STEPS
+    learner = types.SimpleNamespace(learns_from_every_block=True, warmup=0)
 
     def __init__(self, clock, returns=(), step=0, blocks=1):
         self.clock, self.returns, self.step, self.blocks = clock, iter(returns), step, blocks

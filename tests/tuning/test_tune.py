@@ -517,6 +517,15 @@ def interrupted(storage):
     return out, process.returncode
 
 
+def test_a_damaged_journal_is_named(here):
+    study.create("s", "s.journal", {"agent": "ppo"})
+    whole = Path("s.journal").read_text()
+    for line in ("{", "[]", '{"op_code": 4}', '{"op_code": 99, "worker_id": "x"}'):
+        Path("s.journal").write_text(f"{line}\n{whole}")
+        with pytest.raises(SpecError, match="The storage 's.journal' (cannot be read|comes from)"):
+            study.from_study("s", "s.journal")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", [None, "s.journal"])
 def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):

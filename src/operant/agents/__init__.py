@@ -32,19 +32,15 @@ class _Agents(types.ModuleType):
         return name in AGENTS or name in ALIASES
 
     def keys(self) -> Iterable[str]:
-        """Return the names of the agents."""
         return AGENTS.keys()
 
     def values(self) -> Iterator[Any]:
-        """Yield what is known of each agent."""
         return (self[name] for name in AGENTS)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names of the agents, each with what is known of it."""
         return ((name, self[name]) for name in AGENTS)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return what is known of an agent, or the default if there is none of that name."""
         return self[name] if name in (*AGENTS, *ALIASES) else default
 
 

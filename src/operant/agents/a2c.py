@@ -41,10 +41,7 @@ class State(NamedTuple):
 
 
 def loss(params: Tree, frozen: Tree, algorithm: A2C, block: Rollout) -> tuple[Array, Metrics]:
-    """Return the loss on a block, and metrics.
-
-    One pass gives values, returns and the policy (see `steady`).
-    """
+    """Return the loss on a block, and metrics; one pass gives values, returns and policy (see `steady`)."""
     c = algorithm.config
     variables = {"params": params, "state": frozen}
     outputs = algorithm.evaluate(variables, block.observation, block.carry, block.valid)
@@ -95,8 +92,8 @@ class A2C(ActorCritic):
         params, before = variables["params"], self.model.learning(variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(params, before["state"], self, block)
         optimizer, has_rows = updates.optimizer(c), jnp.any(block.valid)
-        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=has_rows)
-        params = self.model.averaged(params, before, block.observation, there=has_rows)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, has_rows=has_rows)
+        params = self.model.averaged(params, before, block.observation, has_rows=has_rows)
         metrics |= {f"update/{name}": value for name, value in info.items()}
         metrics = updates.applying(metrics, has_rows)
         metrics["update/lr"] = updates.lr(c)

@@ -76,9 +76,7 @@ class ActionElement(NamedTuple):
 
 
 class GradientOutputs(NamedTuple):
-    """Outputs through which the loss's gradient flows: those of the network in training, if that differs
-    from the one in use.
-    """
+    """Outputs through which the loss's gradient flows: of the network in training, if not as in use."""
 
     policy: Categorical
     q: Array
@@ -87,10 +85,7 @@ class GradientOutputs(NamedTuple):
 def policy_gradient(row: ActionElement, *, c: float | Array, epsilon: float | Array) -> Float[Array, "*B K"]:
     """Return g of eq. 9: the objective's gradient in the probabilities φ, truncated and with bias correction.
 
-    Args:
-        row: probabilities, values and targets.
-        c: bound of the importance weights.
-        epsilon: added to the probability that divides.
+    `c` bounds the importance weights; `epsilon` is added to the probability that divides.
     """
     ratio = jnp.exp(row.log_prob - row.log_behaviour)
     advantage = jnp.broadcast_to((row.q_ret - row.v)[..., None], row.q.shape)
@@ -110,12 +105,7 @@ def project(
 ) -> Float[Array, "*B K"]:
     """Return the z nearest to g with k·z <= δ, k the gradient of KL(π_average || π) in φ: eqs. 11 and 12.
 
-    Args:
-        g: gradient in the probabilities.
-        log_prob: log π.
-        log_average: log π_average.
-        delta: δ.
-        epsilon: added to the divisors.
+    `log_prob` is log π, `log_average` log π_average; `epsilon` is added to the divisors.
     """
     k = -jnp.exp(log_average) / (jnp.exp(log_prob) + epsilon)
     excess = jnp.sum(k * g, axis=-1, keepdims=True) - delta
@@ -236,10 +226,7 @@ class ACER:
         return {name: Categorical(outputs[f"{name}/logits"], masks.get(name)) for name in names}
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
-        """Draw from the policy (or take its mode).
-
-        Extras are the log-probabilities and recurrent state that replay needs.
-        """
+        """Draw from the policy (or take its mode); extras are what replay needs."""
         outputs, after = self.model.apply(acting, observation, carry)
         action: Arrays = {}
         extras: dict[str, Tree] = {"log_probs": {}}
@@ -275,8 +262,7 @@ class ACER:
         moved: GradientOutputs,
         block: Rollout,
     ) -> Arrays:
-        """Return the parts of the loss of one action component before averaging, `[T, B, E]` for its `E`
-        elements.
+        """Return the parts of one action's loss before averaging, `[T, B, E]` for its `E` elements.
 
         What is constant in the loss is computed from `outputs`, those of the network as in use.
         """
@@ -361,14 +347,13 @@ class ACER:
         return state, memory, {**metrics, **watched}
 
     def _step(self, state: State, block: Rollout, key: Key) -> tuple[State, Metrics]:
-        """Take one gradient step and move the average."""
         params, variables = state.variables["params"], self.model.learning(state.variables, key)
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, state._replace(variables=variables), self, block
         )
         optimizer, has_rows = updates.optimizer(self.config), jnp.any(block.valid)
-        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, there=has_rows)
-        params = self.model.averaged(params, variables, block.observation, there=has_rows)
+        params, opt_state, info = optimise.apply(optimizer, params, state.optimizer, grads, has_rows=has_rows)
+        params = self.model.averaged(params, variables, block.observation, has_rows=has_rows)
         average = optimise.interpolate(params, state.average, self.config.ema_alpha)
         average = jax.tree.map(functools.partial(jnp.where, has_rows), average, state.average)
         state = state._replace(

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.ddpg_options import DDPGConfig as Config
 from operant.agents.parts import off_policy
 from operant.agents.parts.action_scaling import unit_heads
@@ -49,6 +50,7 @@ class State(NamedTuple):
     critic_optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    update_count: UpdateCount
 
 
 def critic_loss(
@@ -61,9 +63,7 @@ def critic_loss(
 
 
 def actor_loss(params: Tree, state: State, algorithm: DDPG, critic: Tree, batch: ReplayBatch) -> Array:
-    """Return L_actor (Silver et al. 2014, eq. 9, written as a loss), with the critic as it is after its
-    step; the state is from `learning`.
-    """
+    """Return L_actor (Silver et al. 2014, eq. 9), with the critic after its step; state of `learning`."""
     units = algorithm.greedy(algorithm.outputs({**state.actor, "params": params}, batch.now))
     (q,) = algorithm.values(state, (critic,), batch.now, units)
     return -losses.weighted_mean(q, batch.weight)
@@ -82,10 +82,7 @@ class DDPG(ContinuousActorCritic):
 
     @staticmethod
     def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return one head per action.
-
-        Its output is the action in units; a Keras model as actor must end in tanh itself.
-        """
+        """Return one head per action, whose output is in units; a Keras model must end in tanh itself."""
         return unit_heads(spaces.actions.components)
 
     def init(self, key: Key) -> State:
@@ -100,6 +97,7 @@ class DDPG(ContinuousActorCritic):
             actor_optimizer=self.actor_optimizer.init(actor),
             critic_optimizer=self.critic_optimizer.init((critic,)),
             reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def greedy(self, outputs: Arrays) -> Arrays:
@@ -111,9 +109,7 @@ class DDPG(ContinuousActorCritic):
         return off_policy.gaussian(self.greedy(outputs), noise, self.config.step_noise_coef)
 
     def spread(self) -> Array:
-        """Return the standard deviation of the acting noise in the environment's scale, the mean over
-        action elements.
-        """
+        """Return the acting noise's standard deviation in the environment's scale, a mean over elements."""
         return off_policy.noise_scale(self.spaces, self.config.step_noise_coef)
 
     def target(self, state: State, batch: ReplayBatch) -> Array:

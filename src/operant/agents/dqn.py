@@ -59,6 +59,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCount
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
@@ -70,6 +71,7 @@ from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of
+from operant.spec.streams import Purpose
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Transition, Tree
 
 
@@ -85,13 +87,11 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
     noise: Tree
     """`Noise`, or `()` without `noisy`."""
+    update_count: UpdateCount
 
 
 class Outputs(NamedTuple):
-    """Outputs of networks for the `B` transitions of a batch.
-
-    Leaves `[B, *action shape, values, *atoms]` by action.
-    """
+    """Outputs of networks for a batch of `B` transitions: `[B, *action shape, values, *atoms]` by action."""
 
     online: Arrays
     """Online network, of `observation`."""
@@ -104,10 +104,7 @@ class Outputs(NamedTuple):
 def loss(
     learned: Tree, state: State, algorithm: DQN, batch: Transition, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return the mean loss of a batch, with the priorities `[B]` and metrics.
-
-    The key is for noise in the network.
-    """
+    """Return the mean loss of a batch, with priorities `[B]` and metrics; the key is for noise."""
 
     def outputs(learned: Tree, observation: Arrays, draw: int, variables: Tree = state.variables) -> Arrays:
         params = algorithm.perturbed(learned, key, draw)
@@ -122,9 +119,7 @@ def loss(
 def sequence_loss(
     learned: Tree, state: State, algorithm: DQN, block: Rollout, key: Key
 ) -> tuple[Array, tuple[Array, Metrics]]:
-    """Return what `loss` returns, for sequences `[sequence_rows, B]`, with priorities
-    `[sequence_length B]`.
-    """
+    """Return `loss` of sequences `[sequence_rows, B]`, with priorities `[sequence_length B]`."""
     c = algorithm.config
     rest = sequences.cut(block, c.burn_in)
 
@@ -164,7 +159,7 @@ def td_loss(values: ValueHead, outputs: Outputs, batch: Transition) -> tuple[Arr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQN(QLearner):
+class DQN(ReplayCounter, QLearner):
     """DQN for int and bool actions, masked ones included."""
 
     config: Config
@@ -187,7 +182,6 @@ class DQN(QLearner):
         return algorithm
 
     def _check_sequences(self) -> None:
-        """Refuse priorities, and a memory too small for a sequence of every actor."""
         c = self.config
         if c.prioritized:
             raise SpecError(
@@ -198,9 +192,7 @@ class DQN(QLearner):
 
     @property
     def sequence_rows(self) -> int:
-        """Rows of a replayed sequence: the burn-in, those that are learnt from, and the rest of the last
-        n-step return.
-        """
+        """Rows of a replayed sequence: burn-in, those learnt from, the rest of the last n-step return."""
         return self.config.burn_in + self.config.sequence_length + self.config.n_steps - 1
 
     @property
@@ -238,8 +230,8 @@ class DQN(QLearner):
         variables = self.model.init(key)
         noise: Tree = ()
         if c.noisy:
-            noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, 0))
-        state = State(variables, (), (), updates.reward_scale(c, self.actors), noise)
+            noise = Noise(deviations(variables["params"], c.noisy_std), fold(key, Purpose.PERTURBATION))
+        state = State(variables, (), (), updates.reward_scale(c, self.actors), noise, UpdateCount.zero())
         learned = self.learned(state)
         target = jax.tree.map(jnp.copy, learned)
         return state._replace(target=target, optimizer=updates.optimizer(c).init(learned))
@@ -255,16 +247,12 @@ class DQN(QLearner):
         return {"params": params, "sigma": state.noise.sigma} if self.config.noisy else params
 
     def _put(self, state: State, learned: Tree) -> State:
-        """Put what gradients changed back into the state: the inverse of `learned`."""
         params = learned["params"] if self.config.noisy else learned
         noise = state.noise._replace(sigma=learned["sigma"]) if self.config.noisy else state.noise
         return state._replace(variables={**state.variables, "params": params}, noise=noise)
 
     def perturbed(self, learned: Tree, key: Key, *path: Any) -> Tree:
-        """Return the parameters to call the network with.
-
-        With `noisy` those under the noise of the key at `path`.
-        """
+        """Return the parameters to call the network with; with `noisy`, under the noise of the key."""
         if not self.config.noisy:
             return learned
         return perturbed(learned["params"], learned["sigma"], fold(key, *path))
@@ -286,20 +274,17 @@ class DQN(QLearner):
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[State, Tree, Metrics]:
-        """Take `gradient_steps` steps once the memory is filled, then sync the target when it is due."""
+        """Take `gradient_steps` steps if an update is due, then sync the target when that is due."""
         scale, _ = updates.scale_block(self.config, state.reward_scale, block)
         variables = self.model.observe(state.variables, block.observation, block.valid)
         state = state._replace(variables=variables, reward_scale=scale)
-        initial = self.config.initial_size
-        ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
-        if self.model.recurrent:
-            ready &= Replay.has_sequence(memory, self.sequence_rows)
-        state, memory, metrics = self._replay(state, memory, ready, key)
+        due = self.due(state, memory, block, counters)
+        state, memory, metrics = self._replay(state, memory, due, key)
+        state = state._replace(update_count=state.update_count.after(due))
         metrics |= {"explore/epsilon": self.epsilon(counters), "update/lr": updates.lr(self.config)}
         return self._sync(state, block, counters), memory, metrics
 
-    def _replay(self, state: State, memory: Tree, ready: Array, key: Key) -> tuple[State, Tree, Metrics]:
-        """Take the gradient steps, none before the memory is ready."""
+    def _replay(self, state: State, memory: Tree, due: Array, key: Key) -> tuple[State, Tree, Metrics]:
         c, optimizer = self.config, updates.optimizer(self.config)
         keys = key_of_step(key[None] if c.gradient_steps == 1 else jax.random.split(key, c.gradient_steps))
         gradient = jax.value_and_grad(sequence_loss if self.model.recurrent else loss, has_aux=True)
@@ -315,24 +300,24 @@ class DQN(QLearner):
             learning = slice(c.burn_in, c.burn_in + c.sequence_length)
             has_rows = jnp.any(batch.valid[learning] if self.model.recurrent else batch.weight > 0)
             learned, opt_state, info = optimise.apply(
-                optimizer, learned, state.optimizer, grads, there=has_rows
+                optimizer, learned, state.optimizer, grads, has_rows=has_rows
             )
             if c.prioritized:
                 memory = self.memory.update_priorities(memory, batch.index, error, c.priority_alpha)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             before = self.model.learning(state.variables, step_key)
             state = self._put(state, learned)._replace(optimizer=opt_state)
-            params = self.model.averaged(state.variables["params"], before, batch.observation, there=has_rows)
+            params = self.model.averaged(
+                state.variables["params"], before, batch.observation, has_rows=has_rows
+            )
             return (state._replace(variables={**state.variables, "params": params}), memory), metrics
 
-        number = jnp.where(ready, c.gradient_steps, 0)
+        number = jnp.where(due, c.gradient_steps, 0)
         (state, memory), metrics = gradient_steps(step, (state, memory), drawn, number, c.gradient_steps)
         return state, memory, metrics
 
     def _sampled(self, state: State, memory: Tree, key: Key) -> Tree:
-        """Draw what a gradient step learns from: a `Transition`, for a recurrent network a `Rollout` of
-        sequences.
-        """
+        """Draw what a gradient step learns from: a `Transition`, or a `Rollout` of sequences."""
         c, replay = self.config, self.memory
         scale = functools.partial(updates.scale_replayed, c, state.reward_scale)
         if self.model.recurrent:
@@ -344,7 +329,7 @@ class DQN(QLearner):
 
     def _sync(self, state: State, block: Rollout, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""
-        every = jnp.uint32(self.config.target_sync_steps)
+        every = jnp.uint32(min(self.config.target_sync_steps, 2**32 - 1))  # timesteps are counted up to there
         before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
         due = counters.timesteps // every > before // every
         tau = jnp.where(due, jnp.asarray(self.config.tau, jnp.float32), 0.0)

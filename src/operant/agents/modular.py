@@ -36,6 +36,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import UpdateCount, UpdateCounter
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modular_parts.gradient_steps import (
@@ -59,6 +60,7 @@ from operant.agents.modular_parts.sizes import (
 )
 from operant.agents.options.modular_options import DETERMINISTIC
 from operant.agents.options.modular_options import ModularConfig as Config
+from operant.agents.options.shared_options import own_numbers
 from operant.agents.parts.action_scaling import require_bounds
 from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.parts.sequences import refuse_averages
@@ -68,7 +70,7 @@ from operant.memory.recent import Recent
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.ops import optimise
-from operant.spec import Schedule
+from operant.spec import Schedule, default
 from operant.spec.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
@@ -87,12 +89,9 @@ class State(NamedTuple):
     """`RewardScale`, or `()` without reward normalisation."""
     last: Array
     """Timesteps or episodes at the last update."""
-    update_count: Array
-    """Updates so far."""
+    update_count: UpdateCount
     noise: Tree
     """Key of the noise on parameters; `()` without."""
-    forced: Array
-    """Whether the next call of `update` makes one, due or not."""
 
 
 class ModularPolicyState(NamedTuple):
@@ -106,10 +105,7 @@ class ModularPolicyState(NamedTuple):
 
 
 def _network(config: Config, network: Any, spaces: Spaces) -> Any:
-    """Return a network preceded by the preprocessing of states, if any.
-
-    Layers without a state's name are for every float state.
-    """
+    """Return a network behind the preprocessing of states; layers of no state are for every float one."""
     layers = config.state_preprocessing
     if layers is None:
         return network
@@ -119,7 +115,6 @@ def _network(config: Config, network: Any, spaces: Spaces) -> Any:
 
 
 def _served(config: Config, spaces: Spaces) -> None:
-    """Refuse actions that the objective, or its exploration, cannot serve."""
     name = f"modular with objective={config.objective!r}"
     if config.objective == "action_value":
         require(spaces, name, {"int", "bool"}, serving(spaces))
@@ -138,7 +133,7 @@ def _served(config: Config, spaces: Spaces) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Modular:
+class Modular(UpdateCounter):
     """The modular agent for any mix of float, int and bool actions, masked ones included."""
 
     config: Config
@@ -200,11 +195,16 @@ class Modular:
         return tuple(name for name, model in self.models.items() if model.recurrent)
 
     def _optimizers(self) -> tuple[optimise.Optimizer, optimise.Optimizer]:
-        """Return the optimizer of the policy (and of what is learned with it), and the baseline's own."""
+        """Return the policy's optimizer (and of what is learned with it), and the baseline's own."""
         c = self.config
         name = c.optimizer if c.baseline_optimizer is None else c.baseline_optimizer
         lr = c.lr if c.baseline_lr is None else c.baseline_lr
-        baseline = optimise.optimizer(name, lr, c.beta1, c.beta2, c.opt_epsilon, c.grad_norm)
+        numbers = {"beta2": c.beta2, "opt_epsilon": c.opt_epsilon}
+        if (own := own_numbers(name)) != own_numbers(c.optimizer):  # numbers of another kind of optimizer
+            numbers = {key: own.get(key, default(type(c), key)) for key in numbers}
+        baseline = optimise.optimizer(
+            name, lr, c.beta1, numbers["beta2"], numbers["opt_epsilon"], c.grad_norm
+        )
         return updates.optimizer(c), baseline
 
     def init(self, key: Key) -> State:
@@ -219,9 +219,8 @@ class Modular:
             baseline_optimizer=(),
             reward_scale=updates.reward_scale(c, self.actors),
             last=jnp.zeros((), jnp.uint32),
-            update_count=jnp.zeros((), jnp.uint32),
+            update_count=UpdateCount.zero(),
             noise=() if c.variable_noise is None else fold(key, len(start)),
-            forced=jnp.zeros((), jnp.bool_),
         )
         together, separate = self._learned(state)
         optimizers = self._optimizers()
@@ -231,14 +230,12 @@ class Modular:
         )
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
-        """Return, by model, the parameters of the policy's optimizer and those of the baseline's own."""
         params = self.params(state)
         if not self.separate:
             return params, {}
         return {"model": params["model"]}, {"baseline": params["baseline"]}
 
     def _synced(self, state: State) -> State:
-        """Copy parameters to the targets, if there are any."""
         return state._replace(target=jax.tree.map(jnp.copy, self.objective.followed(self.params(state))))
 
     def params(self, state: State) -> dict[str, Tree]:
@@ -259,22 +256,12 @@ class Modular:
         baseline = weights.get("baseline", state.baseline)
         return self._synced(state._replace(variables=weights["model"], baseline=baseline))
 
-    def updates(self, state: State) -> Array:
-        """Return how many updates were made: most calls of `update` may only check whether one is due."""
-        return state.update_count
-
-    def force_update(self, state: State) -> State:
-        """Return a state whose next call of `update` makes one, due or not."""
-        return state._replace(forced=jnp.ones((), jnp.bool_))
-
     def resumed(self, state: State, counters: Counters) -> State:
         """Return a state that continues counting from these counters."""
-        return state._replace(update_count=jnp.copy(counters.updates), last=jnp.copy(self._now(counters)))
+        return super().resumed(state, counters)._replace(last=jnp.copy(self._now(counters)))
 
     def acting(self, state: State, counters: Counters) -> ModularPolicyState:
-        """Acting needs the network and, with `variable_noise`, a noisy copy of its parameters, drawn anew
-        for every block.
-        """
+        """Acting needs the network and, with `variable_noise`, a noisy copy of it for every block."""
         baseline = state.baseline if "baseline" in self.recurrent else ()
         if self.config.variable_noise is None:
             return ModularPolicyState(state.variables, (), baseline)
@@ -298,10 +285,7 @@ class Modular:
     def act(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
     ) -> Action:
-        """Draw actions and explore, or take the best; a recurrent baseline's state is carried along.
-
-        Extras are the states before.
-        """
+        """Draw actions and explore, or take the best; extras are all recurrent states before."""
         amount = self.config.exploration
         outputs, network_carry = self._forward(acting, observation, carry, explore)
         action = self.objective.act(outputs, observation, noise[0], explore)
@@ -310,16 +294,13 @@ class Modular:
         return self._with_carries(acting, observation, carry, network_carry, action)
 
     def recall(self, acting: ModularPolicyState, observation: Arrays, carry: Tree, action: Arrays) -> Action:
-        """Return what `act` would have returned, had it chosen these actions: what a baseline remembers
-        may depend on them.
-        """
+        """Return what `act` would have, had it chosen these actions, which a baseline may remember."""
         network_carry = self._forward(acting, observation, carry, True)[1]
         return self._with_carries(acting, observation, carry, network_carry, action)
 
     def _forward(
         self, acting: ModularPolicyState, observation: Arrays, carry: Tree, explore: bool
     ) -> tuple[Arrays, Tree]:
-        """Return the network's outputs and its state after them."""
         variables = acting.variables
         if explore and acting.exploring != ():
             variables = {**variables, "params": acting.exploring}
@@ -334,9 +315,7 @@ class Modular:
         network_carry: Tree,
         action: Arrays,
     ) -> Action:
-        """Return an action with the recurrent states of all networks: those before it as extras, those
-        after it as carry.
-        """
+        """Return an action with all networks' recurrent states: before it as extras, after it as carry."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"model": network_carry} if "model" in self.recurrent else {}
@@ -346,17 +325,13 @@ class Modular:
         return Action(action, {"carry": carry}, after)
 
     def _now(self, counters: Counters) -> Array:
-        """Return the timesteps or episodes so far, whichever `unit` says."""
-        return (
-            counters.episodes if self.config.unit == "episodes" else counters.rows * jnp.uint32(self.actors)
-        )
+        return counters.episodes if self.config.unit == "episodes" else counters.timesteps
 
     def due(self, state: State, memory: Tree, counters: Counters) -> tuple[Array, Array, Array]:
-        """Return whether an update is due, the timesteps or episodes so far, and by how many of them it comes
-        late.
+        """Return whether an update is due, timesteps or episodes so far, and by how many it is late.
 
-        All actors add their rows at once, so an update is at most `actors` - 1 late. It is due `frequency`
-        after the last one, but not before `start`, and is late by what has passed since both.
+        A block is added at once, so an update is late by less than a block. It is due `frequency` after the
+        last one was, but not before `start`, and is late by what has passed since both.
         """
         c, now = self.config, self._now(counters)
         frequency = c.batch_size if c.frequency is None else c.frequency
@@ -365,10 +340,10 @@ class Modular:
         passed, start = since >= every, jnp.asarray(c.start, jnp.float32)
         begun = now.astype(jnp.float32) >= start
         beyond = jnp.minimum(since - every, now.astype(jnp.float32) - start)
-        late = jnp.clip(beyond, 0.0, self.actors - 1.0).astype(jnp.int32)
+        late = jnp.clip(beyond, 0.0, self.rows * self.actors - 1.0).astype(jnp.int32)
         if isinstance(self.memory, Replay) and c.unit == "timesteps":  # a memory may be younger than the run
             begun &= self.memory.begun(memory, start)
-        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.forced, now, late
+        return (passed & begun & (jnp.asarray(frequency) > 0)) | state.update_count.forced, now, late
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key
@@ -395,7 +370,12 @@ class Modular:
             due.astype(jnp.int32),
         )
         metrics["update/lr"] = updates.lr(self.config)
-        state = state._replace(last=jnp.where(due, now, state.last), forced=jnp.zeros((), jnp.bool_))
+        if self.config.unit == "timesteps":
+            now -= late.astype(jnp.uint32)
+        state = state._replace(
+            last=jnp.where(due, now, state.last),
+            update_count=state.update_count._replace(forced=jnp.zeros((), jnp.bool_)),
+        )
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
@@ -413,16 +393,13 @@ class Modular:
         return objective.imitation(params, frozen, rows, block.valid.reshape(-1))
 
     def prepared(self, state: State, late: Array | int = 0) -> BatchPreparation:
-        """Return what prepares the rows of an update of this state that comes `late` timesteps or episodes
-        late.
-        """
+        """Return what prepares the rows of an update that is so many timesteps or episodes late."""
         return BatchPreparation(
             self.config, self.objective, self.memory, self.n_step, self.warmup, bool(self.recurrent),
             self.params(state), self.frozen(state), state.target, state.reward_scale, late
         )  # fmt: skip
 
     def _improve(self, state: State, memory: Tree, late: Array, keys: Key) -> tuple[State, Metrics]:
-        """Make one update with three keys."""
         c, objective, impl = self.config, self.objective, jax.random.key_impl(keys)
         rows, counts, metrics = self.prepared(state, late).batch(memory, keys[0])
         together, separate = self._learned(state)
@@ -467,7 +444,8 @@ class Modular:
             state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
         metrics |= watched
         has_rows = jnp.any(counts)
-        state = state._replace(update_count=state.update_count + has_rows.astype(jnp.uint32))
+        number = state.update_count.made + has_rows.astype(jnp.uint32)
+        state = state._replace(update_count=state.update_count._replace(made=number))
         return self._follow(state, has_rows), metrics
 
     def _learning(
@@ -519,7 +497,6 @@ class Modular:
         return TrainingPass(None if used else noisy, averaged, trained)
 
     def _plan(self, frozen: Tree) -> UpdatePlan:
-        """Return how gradient steps are taken."""
         c, objective = self.config, self.objective
         plan = UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
         if c.gradient == "natural":
@@ -549,5 +526,5 @@ class Modular:
             return state
         every = jnp.maximum(jnp.asarray(c.target_sync_frequency).astype(jnp.uint32), 1)
         weight = jnp.asarray(c.target_update_weight, jnp.float32)
-        share = jnp.where(has_rows & (state.update_count % every == 0), weight, 0.0)
+        share = jnp.where(has_rows & (state.update_count.made % every == 0), weight, 0.0)
         return state._replace(target=optimise.interpolate(state.target, followed, share))

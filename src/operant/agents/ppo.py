@@ -15,7 +15,8 @@ also the first without a step.
 
 Deviations: the value is clipped with the policy's ε and advantages are standardised per minibatch, as in the
 authors' code, not in the paper (`clip_value`, `normalize_advantage` turn them off); a minibatch of a single
-row keeps its advantage. The squared error of the value is halved. A time limit bootstraps from the value of
+row keeps its advantage. ε bounds the value in units of reward, so large returns want `normalize_rewards`.
+The squared error of the value is halved. A time limit bootstraps from the value of
 the last observation. If the block does not divide into minibatches, each epoch leaves out a different random
 remainder; those of a recurrent network are made of whole sequences. With `normalize_observations` a block
 enters the running moments before it is learnt from, so the first r is not exactly 1.
@@ -148,8 +149,8 @@ class PPO(ActorCritic):
             if limit is not None:
                 within &= ~(metrics["update/kl"] > SLACK * limit)
                 has_rows &= within
-            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
-            params = self.model.averaged(params, before, rows.observation, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, has_rows=has_rows)
+            params = self.model.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             if limit is not None:  # steps after the limit was reached have no effect
                 params = jax.tree.map(functools.partial(jnp.where, within), params, old)

@@ -81,9 +81,7 @@ def loss(
 
 
 def normalised(model: Any) -> Any:
-    """Return a network's specification, with layer normalisation if it is an 'auto' one that does not say
-    otherwise.
-    """
+    """Return a network, with layer normalisation if it is an 'auto' one that does not say."""
     spec = written(model)
     return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
@@ -97,10 +95,7 @@ class PQN(QLearner):
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
-        """Build the network.
-
-        Refuse float actions, and blocks that cannot be divided into the minibatches asked for.
-        """
+        """Build the network; refuse float actions, and blocks that the minibatches do not divide."""
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
         algorithm = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
         if algorithm.model.recurrent:
@@ -167,8 +162,8 @@ class PQN(QLearner):
             before: Tree = {"params": params, "state": frozen}
             (_, metrics), grads = gradient(params, frozen, self, rows, part.carry)
             has_rows = jnp.any(rows.valid)
-            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, there=has_rows)
-            params = self.model.averaged(params, before, rows.observation, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, params, opt_state, grads, has_rows=has_rows)
+            params = self.model.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), updates.applying(metrics, has_rows)
 

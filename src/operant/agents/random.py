@@ -28,10 +28,7 @@ class State(NamedTuple):
 
 
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
-    """Return the randomness of `n` actions: a number for each value of a choice.
-
-    For a float, one drawn according to its bounds.
-    """
+    """Return the randomness of `n` actions: for choices a number per value, for floats one in bounds."""
     if leaf.type != "float":
         return jax.random.uniform(key, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
     shape = (n, *leaf.shape)

@@ -32,6 +32,7 @@ import numpy as np
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
@@ -59,6 +60,7 @@ class State(NamedTuple):
     temperature_optimizer: Tree
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    update_count: UpdateCount
 
 
 def critic_loss(
@@ -73,9 +75,7 @@ def critic_loss(
 def actor_loss(
     params: Tree, state: State, algorithm: SAC, critics: tuple[Tree, Tree], batch: ReplayBatch, noise: Arrays
 ) -> tuple[Array, Array]:
-    """Return L_actor, with the critics as they are after their step, and the entropy, -mean log π; the
-    state is from `learning`.
-    """
+    """Return L_actor and entropy, -mean log π, with the critics after their step; state of `learning`."""
     outputs = algorithm.outputs({**state.actor, "params": params}, batch.now)
     action, log_prob = algorithm.draw(outputs, noise)
     value = jnp.minimum(*algorithm.values(state, critics, batch.now, action))
@@ -139,6 +139,7 @@ class SAC(ContinuousActorCritic):
             critic_optimizer=self.critic_optimizer.init(critics),
             temperature_optimizer=self.temperature_optimizer.init(log_temperature),
             reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def temperature(self, state: State) -> Array:
@@ -156,9 +157,7 @@ class SAC(ContinuousActorCritic):
         return self.draw(outputs, noise)[0]
 
     def draw(self, outputs: Arrays, noise: Arrays) -> tuple[Arrays, Array]:
-        """Return actions in units, and their log-probability `[*B]`, summed over all elements that are
-        `free`.
-        """
+        """Return actions in units, and their log-probability `[*B]`, over all elements that are `free`."""
         parts: Any = self.policy.distribution(outputs).parts
         actions, log_probs = {}, []
         for name, part in parts.items():
@@ -225,6 +224,7 @@ class SAC(ContinuousActorCritic):
             critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
             reward_scale=state.reward_scale,
+            update_count=state.update_count,
         )
         return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 

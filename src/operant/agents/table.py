@@ -196,13 +196,7 @@ DEFAULT = "modular"
 
 
 def identify(cls: Any) -> tuple[str, type[Config]]:
-    """Return the name and the `Config` of an algorithm's class.
-
-    That of a class of the user's own is ``module:Name``.
-
-    Raises:
-        SpecError: it is not an algorithm.
-    """
+    """Return the name (or `module:Name`) and `Config` of an algorithm's class; SpecError: it is none."""
     if not isinstance(cls, type):
         raise not_an_agent(cls)
     config = getattr(sys.modules[cls.__module__], "Config", None)
@@ -232,7 +226,7 @@ def represented(cls: Any) -> str | None:
 
 
 def resolve(name: str) -> str:
-    """Return the name in the table that a name stands for; an unknown one is an error with the close match.
+    """Return the table's name for a name; an unknown one is an error with the close match.
 
     A class of the user's own, `module:Name`, is imported; what is returned then names it by the module that
     defines it.
@@ -248,10 +242,7 @@ def resolve(name: str) -> str:
 
 
 def entry(name: str) -> AgentEntry:
-    """Look a name up, or describe the user's own class that it imports.
-
-    An unknown one is an error with the close match.
-    """
+    """Look a name up, or describe the user's class that it imports; an unknown one is an error."""
     known = resolve(name)
     if known in AGENTS:
         return AGENTS[known]
@@ -281,10 +272,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def config_class(name: str) -> type[Config]:
-    """Return an algorithm's options: from their own module if there is one, else from the algorithm's.
-
-    A module of their own needs no JAX: help must appear at once, and importing JAX takes most of a second.
-    """
+    """Return an algorithm's options: from a module of their own, without JAX, or the algorithm's."""
     known = resolve(name)
     if known not in AGENTS:
         return identify(import_object(known, "agent"))[1]

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.td3_options import TD3Config as Config
 from operant.agents.parts.action_scaling import unit_heads
 from operant.agents.parts.off_policy import (
@@ -63,6 +64,7 @@ class State(NamedTuple):
     """Gradient steps so far, modulo `policy_delay`."""
     reward_scale: Tree
     """`RewardScale`, or `()` without reward normalisation."""
+    update_count: UpdateCount
 
 
 def critic_loss(
@@ -108,6 +110,7 @@ class TD3(ContinuousActorCritic):
             critic_optimizer=self.critic_optimizer.init(critics),
             steps=jnp.zeros((), jnp.int32),
             reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def greedy(self, outputs: Arrays) -> Arrays:
@@ -169,6 +172,7 @@ class TD3(ContinuousActorCritic):
             critic_optimizer=critic_optimizer,
             steps=steps,
             reward_scale=state.reward_scale,
+            update_count=state.update_count,
         )
         return after, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 

@@ -74,11 +74,7 @@ SLACK = 1.5
 def surrogate(policy: Product, block: Rollout, advantage: Array, entropy_coef: Scalar) -> Array:
     """Return eq. 14's objective on a block, plus the entropy bonus.
 
-    Args:
-        policy: at the block's rows, `[T, N]`.
-        block: actions, and their log-probabilities when they were drawn.
-        advantage: A, `[T, N]`.
-        entropy_coef: weight of the mean entropy.
+    The policy and the advantage A are those at the block's rows, `[T, N]`.
     """
     ratio = losses.importance_ratio(policy.log_prob(block.action) - block.extras["log_prob"])
     gain = losses.weighted_mean(ratio * advantage, block.valid)
@@ -160,10 +156,7 @@ class TRPO(ActorCritic):
     def take(
         self, acting: Tree, observation: Arrays, carry: Tree, choose: Callable[[Product], Arrays]
     ) -> Action:
-        """Take the action that `choose` picks from the actor's policy.
-
-        A recurrent critic is carried along.
-        """
+        """Take the action that `choose` picks from the actor's policy, and carry a recurrent critic along."""
         carries = carry if self.recurrent else {"actor": (), "critic": ()}
         action = super().take(acting["actor"], observation, carries["actor"], choose)
         if not self.recurrent:
@@ -199,7 +192,9 @@ class TRPO(ActorCritic):
         block = block._replace(observation=jax.tree.map(lambda x: x[:-1], block.observation))
         before = self.model.learning(actor, key)
         actor, metrics = self._improve(actor, carry["actor"], block, advantage)
-        params = self.model.averaged(actor["params"], before, block.observation, there=jnp.any(block.valid))
+        params = self.model.averaged(
+            actor["params"], before, block.observation, has_rows=jnp.any(block.valid)
+        )
         actor = {**actor, "params": params}
         fit = CriticBatch(block.observation, value, target, block.valid)
         critic, optimizer, fitted = self._fit(critic, state.optimizer, carry["critic"], fit, key)
@@ -264,9 +259,7 @@ class TRPO(ActorCritic):
         }
 
     def _fisher(self, outputs: Outputs, params: Array, block: Rollout) -> Callable[[Array], Array]:
-        """Return the product of a vector with the damped Fisher matrix, estimated on every
-        `fvp_n_steps`-th row.
-        """
+        """Return a vector's product with the damped Fisher matrix, of every `fvp_n_steps`-th row."""
         every = self.config.fvp_n_steps
         observation, weight = block.observation, block.valid.astype(jnp.float32)
         if self.model.recurrent:  # it needs the rows in between as well
@@ -287,7 +280,6 @@ class TRPO(ActorCritic):
     def _fit(
         self, critic: Tree, opt_state: Tree, carry: Tree, fit: CriticBatch, key: Key
     ) -> tuple[Tree, Tree, Metrics]:
-        """Take all gradient steps of the critic in one scan."""
         c, optimizer = self.config, updates.optimizer(self.config)
 
         def step(carry: tuple[Tree, Tree], part: Minibatch) -> tuple[tuple[Tree, Tree], Metrics]:
@@ -295,9 +287,9 @@ class TRPO(ActorCritic):
             frozen = self.critic.learning(critic, part.key)["state"]
             grads, metrics = jax.grad(value_loss, has_aux=True)(old, frozen, self, rows, part.carry)
             has_rows = jnp.any(rows.valid)
-            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, there=has_rows)
+            params, opt_state, info = optimise.apply(optimizer, old, opt_state, grads, has_rows=has_rows)
             before: Tree = {"params": old, "state": frozen}
-            params = self.critic.averaged(params, before, rows.observation, there=has_rows)
+            params = self.critic.averaged(params, before, rows.observation, has_rows=has_rows)
             metrics |= {f"update/{k}": v for k, v in info.items()}
             return (params, opt_state), updates.applying(metrics, has_rows)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -60,6 +61,24 @@ def write(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
     return durable.write(path, parts())
 
 
+def fitted(x: np.ndarray, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an array from a file of any format in the dtype in which it is used.
+
+    Raises:
+        ValueError: its shape or kind of numbers is another, or some of them are not finite or do not fit the
+            dtype; the message continues the array's name.
+    """
+    kind = next(kind for kind in (np.floating, np.integer, np.bool_) if jnp.issubdtype(dtype, kind))
+    if x.shape != shape or not jnp.issubdtype(x.dtype, kind):
+        raise ValueError(f"is {x.dtype}{list(x.shape)} where {np.dtype(dtype)}{list(shape)} is expected")
+    with np.errstate(over="ignore"):
+        cast = x.astype(dtype)
+    good = np.isfinite(cast) if kind is np.floating else cast == x
+    if not good.all():
+        raise ValueError(f"holds {x[~good].flat[0]}, which is no finite number of {np.dtype(dtype)}")
+    return cast
+
+
 def _as_bytes(dtype: str) -> bool:
     return DTYPES[dtype][1] == "U8" and dtype != "uint8"
 
@@ -79,7 +98,6 @@ def _pieces(array: Any) -> Iterator[Any]:
 
 
 def _elsewhere(array: Any) -> bool:
-    """Tell whether an array is whole in the memory of a device that is not the host."""
     if not isinstance(array, jax.Array) or not array.is_fully_replicated or not array.ndim:
         return False
     return all(device.platform != "cpu" for device in array.devices())
@@ -96,15 +114,12 @@ def _raw(array: Any) -> memoryview:
 def split(
     path: Path, data: np.ndarray, expected: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, np.ndarray]:
-    """Find the arrays in the bytes of a file.
+    """Find the arrays in the bytes of a file at this path: views of `data`, what `durable.read` returned.
 
     Args:
         path: named in errors.
         data: what `durable.read` returned.
         expected: dtype (a key of `DTYPES`) and shape of every array by name.
-
-    Returns:
-        The arrays by name: views of `data`.
 
     Raises:
         CheckpointError: if the table is malformed or differs from what is expected.

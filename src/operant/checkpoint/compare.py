@@ -13,11 +13,7 @@ from operant.checkpoint.store import Checkpoint
 def differences(first: str | Path, second: str | Path) -> list[str]:
     """Return what differs between the leaves of two checkpoints, a line for each; empty if they are the same.
 
-    The leaves are compared bit by bit: a NaN equals the same NaN, 0.0 is not -0.0. The headers are not
-    compared.
-
-    Raises:
-        CheckpointError: one of them cannot be read.
+    The leaves are compared bit by bit: a NaN equals the same NaN, 0.0 is not -0.0. Headers are not compared.
     """
     manifests = [read_manifest(Path(path)) for path in (first, second)]
     if all(manifests[0][part] == manifests[1][part] for part in ("leaves", "files")):
@@ -51,5 +47,4 @@ def _difference(one: np.ndarray, other: np.ndarray) -> list[str]:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of each number `[size, bytes]`."""
     return np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, -1)

@@ -1,7 +1,4 @@
-"""Files that are whole or not there: forced to the disk when written, hashed and bounded when read.
-
-What a process that dies, or a disk that fills up, leaves behind must never pass for data.
-"""
+"""Files that are whole or not there: forced to the disk when written, hashed and bounded when read."""
 
 from __future__ import annotations
 
@@ -54,16 +51,9 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
 
 
 def read(path: Path, limit: int, size: int | None = None, sha256: str | None = None) -> np.ndarray:
-    """Read a file whole.
+    """Read a plain file of at most `limit` bytes whole, uint8 `[size]`; links and devices are refused.
 
-    Args:
-        path: a plain file; links and devices are refused.
-        limit: the most bytes it may have.
-        size: how many bytes it must have; None: any number.
-        sha256: the hash that it must have; None: any.
-
-    Returns:
-        Its bytes, uint8 `[size]`.
+    With `size` and `sha256` it must have so many bytes, and that hash.
 
     Raises:
         CheckpointError: naming the file and what is wrong.
@@ -75,20 +65,14 @@ def read(path: Path, limit: int, size: int | None = None, sha256: str | None = N
 
 
 def measure(path: Path, size: int) -> None:
-    """Check that a plain file has this size in bytes, without reading it.
-
-    Raises `CheckpointError` as `read` does.
-    """
+    """Check, without reading it, that a plain file has this size, or raise `CheckpointError`."""
     with _opened(path, size):
         pass
 
 
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None) -> Iterator[tuple[Any, int]]:
-    """Open a plain file, of that size if one is given; yield it and its size.
-
-    Failures meanwhile become `CheckpointError`.
-    """
+    """Open a plain file, of that size if one is given; failures meanwhile become `CheckpointError`."""
     flags = (
         os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
@@ -145,24 +129,51 @@ def replaced(final: Path) -> Iterator[Path]:
 
     The file written there is forced to the disk and replaces `final`.
     """
-    temporary = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
-    try:
-        yield temporary
-        with open(temporary, "r+b") as file:
+    with temporary(final) as path:
+        yield path
+        with open(path, "r+b") as file:
             os.fsync(file.fileno())
-        os.replace(temporary, final)
+        os.replace(path, final)
         sync(final.parent)
+
+
+@contextlib.contextmanager
+def temporary(final: Path) -> Iterator[Path]:
+    """Yield the path of a new file beside `final`, to be written in place; at the end it is gone.
+
+    It is locked meanwhile: those of the same suffix that are not were left by writers that died, and go.
+    """
+    for left in final.parent.glob(f"{TEMPORARY}????????-*{final.suffix}"):
+        with contextlib.suppress(OSError):  # it is being written, or there are no locks
+            descriptor = hold(left)
+            try:
+                left.unlink()
+            finally:
+                os.close(descriptor)
+    held = -1
+    while held < 0:
+        path = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
+        held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        if lock(held, wait=True) and not path.exists():  # taken for a leftover before it was locked
+            os.close(held)
+            held = -1
+    try:
+        if os.name != "posix":  # an open file can be neither renamed nor removed there
+            os.close(held)
+        yield path
     finally:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        if os.name == "posix":
+            os.close(held)
 
 
 @contextlib.contextmanager
 def outliving(what: str, about: str | None = None) -> Iterator[None]:
-    """The one rule for disks that fill and later have room: a write that fails inside is a warning, at most
-    one a minute; work goes on, and it is tried again at its next turn.
+    """The one rule for disks that fill and later have room: a write that fails inside is only a warning.
 
-    What still cannot be written at the end is to be written outside of this, so that it is an error. A file
-    that is not ours where it would be written is a warning, too, and stays.
+    There is at most one a minute; work goes on, and it is tried again at its next turn. What still cannot be
+    written at the end is to be written outside of this, so that it is an error. A file that is not ours where
+    it would be written is a warning, too, and stays.
 
     Args:
         what: what is missing as a result, for the warning.
@@ -180,10 +191,8 @@ def outliving(what: str, about: str | None = None) -> Iterator[None]:
 def hold(path: Path) -> int:
     """Open and lock a file or folder until the descriptor is closed or the process dies.
 
-    Without POSIX, only open it.
-
-    Raises:
-        OSError: it is locked already (`BlockingIOError`), it does not exist, or it cannot be locked.
+    Without POSIX, only open it. An OSError, `BlockingIOError` if it is locked already, says that this cannot
+    be done.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
@@ -196,7 +205,7 @@ def hold(path: Path) -> int:
 
 
 def lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock an open file until it is closed or the process dies; return False where there are no such locks.
+    """Lock an open file until it is closed or the process dies; return False where there are no locks.
 
     Raises:
         BlockingIOError: it is locked already, and `wait` is False.
@@ -216,10 +225,7 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder that exists against other writers, once none is at work there.
-
-    The system releases the lock when the process dies. A long wait gives a warning.
-    """
+    """Lock a folder that exists against other writers, once none is at work; long waits are warned of."""
     if os.name != "posix":
         yield
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 from operant.checkpoint import arrays, durable
 from operant.errors import CheckpointError
+from operant.spec import from_json
 
 FORMAT = "operant-checkpoint"
 VERSION = 1
@@ -32,17 +33,14 @@ def digest(manifest: dict[str, Any]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, checked.
-
-    Raises `CheckpointError` naming the file and the reason.
-    """
+    """Return the manifest of a checkpoint, checked; CheckpointError: it names the file and the reason."""
     file = path / NAME
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a checkpoint: there is no such folder.")
     text = durable.read(file, _LIMIT).tobytes()
     try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        manifest = from_json(text)
+    except ValueError as error:
         raise CheckpointError(f"{file} is not JSON (truncated?): {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")

@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(-\d{1,20})?")
 _NUMBER = re.compile(r"-\d+$")
 NAMED = "made of letters, digits, '.', '_' and '-', at most 200, with no '.' or '-' in front"
 """What the name of a checkpoint must be, in words."""
+_LOOKS = 100
+"""How often a folder is looked through that a writer changes meanwhile."""
 _SHARD = 64 << 20  # a leaf of so many bytes or more gets a file of its own
 
 
@@ -110,9 +112,7 @@ def named_well(name: str) -> bool:
 
 
 def replaceable(path: str | Path) -> bool:
-    """Whether a checkpoint may be put at a path: nothing is there, or an empty folder, or a checkpoint
-    without other files.
-    """
+    """Whether a checkpoint may be put at a path: nothing is there but an empty folder or a checkpoint."""
     path = Path(path)
     if not (path.exists() or path.is_symlink()):
         return True
@@ -120,16 +120,14 @@ def replaceable(path: str | Path) -> bool:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a path is a folder that holds nothing but what `save` writes, so that it may be removed."""
+    """Whether a path is a folder that holds nothing but what `save` writes, and may be removed."""
     if path.is_symlink() or not path.is_dir():
         return False
     return all(entry.name == MANIFEST or FILE.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def _refuse_others(final: Path) -> None:
-    """Refuse to overwrite what is not a checkpoint, at the final name or at that of the checkpoint which
-    is replaced meanwhile.
-    """
+    """Refuse to overwrite what is no checkpoint, under its final name or that for the meantime."""
     for path in (final, final.with_name(_REPLACED + final.name)):
         if not replaceable(path):
             raise CheckpointError(
@@ -145,7 +143,6 @@ def _named(tree: Tree) -> Iterator[tuple[str, Any]]:
 
 
 def _describe(name: str, leaf: Any) -> dict[str, Any]:
-    """Return kind, dtype and shape of a leaf, or of the `ShapeDtypeStruct` that stands for one."""
     if not hasattr(leaf, "dtype"):
         if type(leaf) in PYTHON.values():
             return {"kind": "python", "dtype": type(leaf).__name__, "shape": []}
@@ -160,7 +157,6 @@ def _describe(name: str, leaf: Any) -> dict[str, Any]:
 
 
 def _plan(tree: Tree) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the manifest's entry of every leaf, and the arrays that go into each file."""
     leaves: dict[str, Any] = {}
     shards: dict[str, dict[str, Any]] = {}
     for name, leaf in _named(tree):
@@ -182,10 +178,7 @@ def _plan(tree: Tree) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def _put(temporary: Path, final: Path) -> None:
-    """Rename a folder to its final name.
-
-    An older one of that name stays readable meanwhile (under `_REPLACED`).
-    """
+    """Rename a folder to its final name; an older one stays readable meanwhile (under `_REPLACED`)."""
     old = final.with_name(_REPLACED + final.name)
     if final.exists():
         os.rename(final, old)
@@ -195,7 +188,7 @@ def _put(temporary: Path, final: Path) -> None:
 
 
 def _clean(folder: Path) -> None:
-    """Remove what killed writers left. The caller holds the lock, so no one is still writing.
+    """Remove what killed writers left: the caller holds the lock, so no one is still writing.
 
     The folder may be anyone's: what could not be a checkpoint is left alone.
     """
@@ -210,8 +203,7 @@ def _clean(folder: Path) -> None:
 
 
 def _prune(others: dict[Path, float], keep: int, name: str) -> None:
-    """Remove all but the `keep` newest of the other checkpoints named like this one except for the number at
-    the end.
+    """Remove all but the `keep` newest checkpoints named like this one except for the number at the end.
 
     What has another name, or cannot be read, is left to the user.
     """
@@ -234,10 +226,7 @@ def list_checkpoints(directory: str | Path) -> list[Path]:
 
 
 class Checkpoint:
-    """A checkpoint on the disk. A file from which several parts are taken is read, and verified, once.
-
-    Args:
-        path: the folder that `save` wrote.
+    """A checkpoint in a folder that `save` wrote. A file of several parts is read, and verified, once.
 
     Raises:
         CheckpointError: it has no manifest that can be read; naming the file and the reason.
@@ -255,18 +244,12 @@ class Checkpoint:
         return header
 
     def measure(self) -> None:
-        """Check that every file has the size that was written, without reading it.
-
-        Raises `CheckpointError`.
-        """
+        """Check, without reading, that files have the sizes that were written, or raise `CheckpointError`."""
         for file, entry in self._manifest["files"].items():
             durable.measure(self.path / file, entry["bytes"])
 
     def read(self, like: Tree = None) -> None:
-        """Read and verify all of it, if it fits `like` (None: any); it stays in memory until it is taken.
-
-        Raises as `load`.
-        """
+        """Read and verify all of it, if it fits `like` (None: any), into memory; raises as `load`."""
         entries = self._manifest["leaves"]
         if like is not None:
             _fit(self.path, entries, like)  # before reading what may be large
@@ -292,31 +275,22 @@ class Checkpoint:
         return result[0] if field else result
 
     def leaves(self, names: Iterable[str]) -> dict[str, Any]:
-        """Take the leaves of these names (paths in the tree), if it has them.
-
-        Raises `CheckpointError` as `load` does.
-        """
+        """Take the leaves of these names (paths in the tree), if it has them; raises as `load`."""
         every = self._manifest["leaves"]
         entries = {name: every[name] for name in names if name in every}
         taken = self._take(entries)
         return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
 
     def stored(self, name: str) -> Any:
-        """Take one leaf as it is stored: a NumPy array (of a key, its words) or a Python value.
-
-        Raises `CheckpointError` as `load` does.
-        """
+        """Take one leaf as stored: a NumPy array (of a key, its words) or a Python value; see `load`."""
         return self._take({name: self._manifest["leaves"][name]})[name]
 
     def _take(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """Return these leaves as read (keys as their data) and keep no reference: the caller may write to
-        or free them.
-        """
+        """Return these leaves as read (keys as data), without a reference: the caller may write to them."""
         self._keep(entries)
         return {name: self._kept.pop(name) for name in entries}
 
     def _keep(self, entries: dict[str, Any]) -> None:
-        """Read those of these leaves that are not yet in memory."""
         lacking = [name for name in entries if name not in self._kept]
         if lacking:
             self._kept |= _read_leaves(self.path, self._manifest, lacking)
@@ -325,7 +299,8 @@ class Checkpoint:
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, read and verified, or None.
 
-    Newer ones are skipped with a warning.
+    Newer ones are skipped with a warning. Beside a writer that removes older ones, the folder is looked
+    through again.
 
     With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
     """
@@ -339,9 +314,7 @@ def latest(directory: str | Path, name: str | None = None) -> Path | None:
 
 
 def latest_header(directory: str | Path) -> dict[str, Any] | None:
-    """Return the header of the newest checkpoint whose files have their sizes, or None.
-
-    Others are reported by a warning.
+    """Return the header of the newest checkpoint whose files have their sizes; others give a warning.
 
     No array is read, so it is not noticed if one was changed on the disk since.
     """
@@ -358,7 +331,7 @@ def _standing(path: Path) -> Path:
 
 
 def _ordered(folder: Path) -> list[tuple[Path, float]]:
-    """Checkpoints with their running numbers, in that order; the number is infinite if it cannot be read."""
+    """Checkpoints in the order of their running numbers; infinite, if one cannot be read."""
     checkpoints = []
     for path in folder.iterdir() if folder.is_dir() else ():
         stands_in = path == _standing(folder / path.name.removeprefix(_REPLACED))
@@ -375,17 +348,26 @@ def _newest(
     directory: str | Path, check: Callable[[Checkpoint], None], name: str | None = None
 ) -> Checkpoint | None:
     wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
-    for path in reversed(list_checkpoints(directory)):
-        if wanted.fullmatch(path.name) is None:
-            continue
-        try:
-            candidate = Checkpoint(path)
-            check(candidate)
-        except CheckpointError as error:
-            warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
-        else:
-            return candidate
+    for _ in range(_LOOKS):
+        there = _entries(directory)
+        for path in reversed(list_checkpoints(directory)):
+            if wanted.fullmatch(path.name) is None:
+                continue
+            try:
+                candidate = Checkpoint(path)
+                check(candidate)
+            except CheckpointError as error:
+                if path.exists():
+                    warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
+            else:
+                return candidate
+        if _entries(directory) == there:
+            break  # else a writer removed what was looked at, and has written another
     return None
+
+
+def _entries(folder: str | Path) -> set[str]:
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()
 
 
 def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
@@ -408,8 +390,7 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
 
 
 def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
-    """Read what the saved tree, a dict, holds under the name `part`, into the structure of `like` (see
-    `load`).
+    """Read what the saved dict holds under the name `part` into the structure of `like` (see `load`).
 
     With `field`, only that field of the named tuple that is there; files that hold only other leaves are not
     read.
@@ -478,7 +459,6 @@ def _rebuild(path: Path, entries: dict[str, Any], leaves: dict[str, Any], like: 
 
 
 def _leaf(path: Path, name: str, entry: dict[str, Any], value: Any) -> Any:
-    """Make a leaf from what was read."""
     if entry["kind"] == "python":
         return value
     if entry["kind"] == "numpy":

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("operant: interrupted", file=sys.stderr)
         if argv is None:  # during compilation, XLA's threads do not survive Python's own exit
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
             os._exit(130)
         return 130
     except OperantError as error:

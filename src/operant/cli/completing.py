@@ -1,7 +1,4 @@
-"""`operant completion`: a script that lets a shell complete commands, agents, flags and values.
-
-The script is self-contained: completing starts no process, so that it comes at once.
-"""
+"""`operant completion`: a script that completes commands, agents, flags and values, starting no process."""
 
 from __future__ import annotations
 
@@ -75,11 +72,7 @@ def run(arguments: list[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """Return the script of a shell.
-
-    Raises:
-        SpecError: the package that makes it is not installed.
-    """
+    """Return the script of a shell; SpecError: the package that makes it is not installed."""
     try:
         import shtab
     except ImportError:
@@ -91,7 +84,6 @@ def script(shell: str) -> str:
 
 
 def _tree() -> argparse.ArgumentParser:
-    """Return the whole command line as a tree of parsers."""
     from operant.cli import COMMANDS
 
     root = argparse.ArgumentParser(prog="operant", add_help=False)
@@ -136,7 +128,6 @@ def _fill(
     environments: Mapping[str, Any],
     **how: Any,
 ) -> None:
-    """Add the flags of configs, with what their values may be."""
     known = parse.add_flags(parser, configs, **how)
     described = {name: meta for config in configs for name, meta in options(config).items()}
     for action in known.values():
@@ -160,7 +151,7 @@ def _completed(action: argparse.Action, kind: str) -> None:
 
 
 def _environments() -> dict[str, Any]:
-    """Return what completes the id of an environment: a function in the script, since many flags take one."""
+    """Return what completes an environment's id: one function in the script, as many flags take one."""
     from operant.envs import catalog
 
     ids = " ".join(row.id for row in catalog.known() if "*" not in row.id)
@@ -178,5 +169,5 @@ def _environments() -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """Return a help text in one line, without the signs that argparse would replace."""
+    """Return a help text in one line, without the signs that argparse replaces."""
     return " ".join(text.split()).replace("%", "%%")

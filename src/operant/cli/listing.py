@@ -60,7 +60,6 @@ def _rows(what: str) -> tuple[tuple[str, ...], list[list[str]]]:
 
 
 def _runs(folder: Path, text: str) -> str:
-    """Return lines for each run: folders are too long for a table."""
     from operant.training.run_dir import read_and_unread
 
     shown = []

@@ -36,13 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent that a command line begins with, if any, and the flags.
-
-    A class of the user's own is imported.
-
-    Raises:
-        SpecError: there is no such agent.
-    """
+    """Return the agent, if any, that a command line begins with, and the flags; SpecError: there is none."""
     if not arguments or arguments[0].startswith("-"):
         return None, list(arguments)
     agent, *flags = arguments
@@ -52,10 +46,7 @@ def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def is_own(name: object) -> bool:
-    """Tell whether an argument names something from a module, `module:Name`.
-
-    Loads no environments for others.
-    """
+    """Tell whether an argument names something from a module, `module:Name`; others load nothing."""
     if not isinstance(name, str) or ":" not in name:
         return False
     from operant.envs import catalog
@@ -146,7 +137,6 @@ def parse(
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
-    """Return the error for what argparse refuses, with the values that are allowed."""
     names = [name for name in (error.argument_name or "").split("/") if name.startswith("--")]
     metas = [meta for config in configs for name, meta in options(config).items() if flag(name) in names]
     choices = [str(choice) for meta in metas for choice in meta.choices or ()]
@@ -155,7 +145,6 @@ def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> 
 
 
 def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iterable[type[Config]]) -> str:
-    """Say what an unknown flag of rows in a gradient step is here; empty for other flags."""
     defaults = {name: default(config, name) for config in configs for name in options(config)}
     values = {**defaults, **given}
     name, _, value = " ".join(unknown[:2]).replace("=", " ", 1).partition(" ")
@@ -167,7 +156,7 @@ def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iter
 
 
 def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
-    """Return which flags an unknown one may stand for: those that begin with it, or one that is similar."""
+    """Return which flags an unknown one may stand for: those that it begins, or a similar one."""
     name = bad.partition("=")[0]
     flags = {each for action in known.values() for each in action.option_strings if each.startswith("--")}
     begun = sorted(each for each in flags if each.startswith(name))
@@ -181,15 +170,9 @@ def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
 def _stray(
     bad: str, arguments: list[str], known: Mapping[str, argparse.Action], command: str, tuned: bool
 ) -> UsageError:
-    """Return what is wrong with an argument that belongs to no flag: often it is a second value of the flag
-    before it.
+    """Say what is wrong with an argument that belongs to no flag: often a second value of the one before.
 
-    Args:
-        bad: the argument.
-        arguments: of the command line.
-        known: flags by name.
-        command: for the message.
-        tuned: whether flags of options with a search kind take several values.
+    `known` are flags by name; if `tuned`, those of options with a search kind take several values.
     """
 
     def before(at: int) -> tuple[int, argparse.Action | None]:
@@ -259,12 +242,10 @@ def _add(
 
 
 def _is_switch(hint: Any) -> bool:
-    """Tell whether an option is a switch: on, off, or (None) left to the agent."""
     return hint in (bool, bool | None)
 
 
 def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argparse.Action:
-    """Add a flag that takes one or more values; a switch may stand alone."""
     if _is_switch(hint):
         return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
     also = FORMER.get(name, ())
@@ -272,15 +253,11 @@ def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argpa
 
 
 class _Switch(argparse.Action):
-    """A flag that means True if no value is given."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values or [True])
 
 
 class _Arguments(argparse.Action):
-    """A flag that takes a JSON object, or one or more `NAME=VALUE`."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if values[0].startswith("{"):
             parsed = _json(self.dest, " ".join(values))
@@ -296,10 +273,7 @@ class _Arguments(argparse.Action):
 
 
 def _argument(name: str, word: str) -> tuple[str, Any]:
-    """Read `NAME=VALUE`.
-
-    The value is JSON if it can be read as such, or True, False, None, a number, else a string.
-    """
+    """Read `NAME=VALUE`: JSON if it is, or True, False, None, a number, else a string."""
     key, equals, text = word.partition("=")
     if not (equals and key.isidentifier()):
         raise UsageError(

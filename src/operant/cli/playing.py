@@ -59,12 +59,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _refuse_folder(agent: str) -> None:
-    """Refuse the name of an agent that is also that of a folder with something to play: the agent would play
-    untrained.
-
-    Raises:
-        UsageError: there is such a folder.
-    """
+    """Refuse an agent's name that is also a folder with something to play: the agent would play untrained."""
     folder = Path(agent)
     if not folder.is_dir():
         return
@@ -78,13 +73,7 @@ def _refuse_folder(agent: str) -> None:
 
 
 def _leading_place(first: str) -> str | None:
-    """Return the option that a first argument stands for, `run_dir` or `policy`.
-
-    None if it is an agent or a flag.
-
-    Raises:
-        SpecError: it is neither an agent nor a path at which there is something to play.
-    """
+    """Say what a first argument is, `run_dir` or `policy`; None: an agent or a flag; SpecError: nothing."""
     path = Path(first)
     if first.startswith("-") or first in AGENTS or first in ALIASES:
         return None

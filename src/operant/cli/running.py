@@ -55,7 +55,7 @@ def help_text() -> str:
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:
-    """Return options whose paths remain valid when an environment changes the working directory."""
+    """Make paths absolute, as an environment may change the working directory."""
     values = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
     # FOLDER,NAME, too, if it names a folder.
     places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
@@ -64,9 +64,7 @@ def _located(config: RunnerConfig) -> RunnerConfig:
 
 
 def _is_place(option: str, value: str) -> bool:
-    """Tell whether the value of an option that may name a file does name one: environments have names,
-    too.
-    """
+    """Tell whether the value of an option that may name a file does: environments have names, too."""
     path = Path(value)
     if option == "environment":
         return path.suffix == ".json" and path.is_file()
@@ -74,7 +72,6 @@ def _is_place(option: str, value: str) -> bool:
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
-    """Do one run with a fresh agent of that specification, and append what it recorded."""
     from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
     from operant.execution.runner.runner_logger import RunnerLogger
@@ -118,7 +115,7 @@ def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
 
 @contextlib.contextmanager
 def _filmed(config: RunnerConfig) -> Iterator[Any]:
-    """Yield the environment's specification; if videos are asked for, an environment that makes them."""
+    """Yield the environment's specification, or, for videos, one that makes them."""
     source = _environment(config)
     if config.visualize_directory is None:
         yield source
@@ -135,7 +132,6 @@ def _filmed(config: RunnerConfig) -> Iterator[Any]:
 
 
 def _serve(config: RunnerConfig) -> None:
-    """Serve one environment until interrupted."""
     from operant.envs import Environment
 
     port: Any = config.port
@@ -149,7 +145,6 @@ def _serve(config: RunnerConfig) -> None:
 
 
 def _agent(config: RunnerConfig, number: int) -> Any:
-    """Return what the Runner takes as its agent in a repeat."""
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
     if agent is not None and Path(agent).is_dir():
@@ -165,7 +160,6 @@ def _agent(config: RunnerConfig, number: int) -> Any:
 
 
 def _environment(config: RunnerConfig) -> Any:
-    """Return the environment's specification."""
     if config.remote == "socket-client":
         return None
     spec = {**plain(config.env_kwargs or {}), "environment": config.environment or "gym"}

@@ -59,7 +59,7 @@ def page(usage: Iterable[str], *parts: str) -> str:
 def agent_page(
     command: str, agent: str | None, usage: Iterable[str], configs: Iterable[type[Config]], **how: Any
 ) -> str:
-    """Return the help of a command that takes an agent: of the command, and of the agent if one is named.
+    """Return the help of a command that takes an agent, and of the agent if one is named.
 
     `how` are arguments of `option_rows`.
     """
@@ -72,10 +72,7 @@ def agent_page(
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return a text in lines of so many characters.
-
-    A word that is too long is broken after a slash, if it has one.
-    """
+    """Return a text in lines of so many characters; too long a word is broken after a slash, if any."""
     words: list[str] = []
     for word in text.split():
         parts = [""]
@@ -96,12 +93,8 @@ def option_rows(
 ) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
-    Args:
-        configs: the configs that declare the options.
-        fixed: defaults that differ under the agent's name.
-        short: letters of options that have one.
-        without: options to leave out.
-        texts: help that differs in this command.
+    `fixed` are defaults that differ under the agent's name, `short` letters of options that have one, and
+    `texts` help that differs in this command; options in `without` are left out.
     """
     rows = []
     for config in configs:
@@ -116,7 +109,6 @@ def option_rows(
 
 
 def _stacked(cells: Sequence[str], width: int) -> list[str]:
-    """Return the lines of a row whose second cell is below the others."""
     whole = "  ".join(cell for i, cell in enumerate(cells) if i != 1)
     return [
         *textwrap.wrap(
@@ -127,16 +119,10 @@ def _stacked(cells: Sequence[str], width: int) -> list[str]:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Return a pipe table under a title; long help is wrapped so that it fits the terminal.
+    """Return a pipe table under a title; long help, the second column, is wrapped so that it fits the width.
 
-    In a terminal of fewer than 80 columns help would become very tall: if it is long, it is put below the
-    other cells instead.
-
-    Args:
-        title: line above.
-        header: names of the columns.
-        rows: cells; the second column is the one that is wrapped.
-        width: columns of the terminal (default: what the terminal says, 80 without one).
+    That is by default the terminal's. In fewer than 80 columns help would become very tall: if it is long, it
+    is put below the other cells instead.
     """
     width = shutil.get_terminal_size((80, 24)).columns if width is None else width
     others = [i for i in range(len(header)) if i != 1]
@@ -163,13 +149,3 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
         for k, text in enumerate(lines):
             out.append(line([text if i == 1 else (cell if k == 0 else "") for i, cell in enumerate(row)]))
     return "\n".join(out)
-
-
-def markdown(config: type[Config]) -> str:
-    """Return the options of a config as a Markdown table, for the documentation."""
-    lines = ["| option | default | unit | tuned as | what it is |", "|---|---|---|---|---|"]
-    for name, meta in options(config).items():
-        value = default(config, name)
-        text = " ".join(meta.help.split())
-        lines.append(f"| `{name}` | `{value!r}` | {meta.unit or '-'} | {meta.search or '-'} | {text} |")
-    return "\n".join(lines)

@@ -63,12 +63,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _trained(flags: list[str]) -> str | None:
-    """Return the agent of the run that `--resume` names, or of the study of `--from-study`, so that its
-    options are known.
-
-    Raises:
-        OperantError: there is no such study, or none of its trials was finished.
-    """
+    """Return the agent of the run of `--resume`, or of the study of `--from-study`, for its options."""
     directory, study = parse.peek(flags, "--resume"), parse.peek(flags, "--from-study")
     if directory is not None:
         try:
@@ -120,7 +115,6 @@ def _plan(agent: str | None, values: dict[str, Any]) -> Any:
 
 
 def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return agent and options: the best settings of a study, overridden by those that were given."""
     name, storage = values.pop("from_study", None), values.pop("storage", None)
     if name is None:
         if storage is not None:

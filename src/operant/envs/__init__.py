@@ -1,7 +1,6 @@
 """Environments: the interface for writing one, and vectors of any kind of them.
 
-Importing this package, and every module of it that workers use, loads neither JAX nor Keras. JAX-native
-environments (`native`, `classic`, `probe`) load JAX when they are asked for.
+Importing this package, and every module of it that workers use, loads neither JAX nor Keras.
 """
 
 from operant.envs import factory as factory  # gives `Environment.create` its kinds

@@ -1,7 +1,4 @@
-"""Resolving what an environment's specification names (an id, class, file or object).
-
-And the list of known ids.
-"""
+"""What an environment's specification (id, class, file or object) names, and the list of known ids."""
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ class EnvId(NamedTuple):
 
 
 def known(kind: Kind | None = None) -> list[EnvId]:
-    """Return every id that can be made here, of one kind or of all.
-
-    Gymnasium's come from its registry, so ids that other packages registered are among them. ``gymnax:*`` and
-    ``brax:*`` stand for the ids of these packages.
-    """
+    """Return every id that can be made here, of one kind or of all; ``gymnax:*`` and ``brax:*`` as such."""
     adapter.register_atari()
     rows: list[EnvId] = []
     for spec in gymnasium.registry.values():
@@ -64,15 +57,10 @@ def resolve(
     arguments: Mapping[str, Any] | None = None,
     remote: dict[str, Any] | None = None,
 ) -> EnvSpec:
-    """Read a specification (see `Environment.create`); nothing is made yet.
+    """Read a specification and its arguments (see `Environment.create`); nothing is made yet.
 
-    Args:
-        environment: the specification.
-        max_episode_timesteps: see `Environment.create`.
-        reward_shaping: see `Environment.create`.
-        arguments: of the environment.
-        remote: receives what a dict or file says of `remote`, `blocking`, `host` and `port`; None: these are
-            refused.
+    `remote` receives what a dict or file says of `remote`, `blocking`, `host` and `port`; without it these
+    are refused.
 
     Raises:
         SpecError: the specification is not understood.
@@ -148,7 +136,7 @@ def _unfold(
 
 
 def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
-    """Return what a string names: a native id, an id of Gymnasium, or an importable class."""
+    """Return what a string names (an id, native or of Gymnasium, or a class), and two of its names."""
     if ids.is_native(name):
         return name, name, ""
     if name.startswith("pettingzoo:"):
@@ -173,11 +161,7 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
 
 
 def full_id(name: str) -> str:
-    """Return an id of Gymnasium with its version, the latest where it was left out; any other name as it is.
-
-    Raises:
-        SpecError: the id belongs to a package that is not installed.
-    """
+    """Return an id of Gymnasium with its version, and other names as they are; SpecError: not installed."""
     spec = None if ":" in name or _looks_importable(name) else adapter.find(name)
     return name if spec is None else spec.id
 
@@ -191,8 +175,7 @@ def is_own(name: object) -> bool:
 
 
 def native(name: str, **arguments: Any) -> Any:
-    """Make the JAX-native environment that a name stands for: an id, or `module:Name` of an object, class or
-    function.
+    """Make the JAX-native environment of an id, or of `module:Name` of an object, class or function.
 
     Returns:
         A `NativeEnv`; None if the name stands for another kind. A function is called to find that out.
@@ -245,7 +228,6 @@ def _unknown(name: str) -> SpecError:
 
 
 def _is_maker(value: Any) -> bool:
-    """Tell whether it is a function, or a class of environments."""
     if not isinstance(value, type):
         return callable(value)
     return issubclass(value, Environment | gymnasium.Env) or all(hasattr(value, n) for n in ("reset", "step"))

@@ -1,6 +1,4 @@
-"""`check_env`: tests an environment for what its users take for granted, and reports every fault with its
-remedy.
-"""
+"""`check_env` tests an environment for what its users take for granted: every fault with its remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +22,13 @@ from operant.envs.validation_errors import (
     reward_error,
     space_errors,
     terminal_error,
+    text_of,
 )
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.streams import Purpose, sequence
 
 _SPACES = ("observation_space", "action_space")
 
@@ -36,15 +36,10 @@ _SPACES = ("observation_space", "action_space")
 def random_actions(
     spaces: Spaces, observation: Mapping[str, np.ndarray], generator: np.random.Generator
 ) -> Flat:
-    """Draw actions uniformly from those that masks allow; unbounded floats from a normal distribution.
-
-    Args:
-        spaces: of one environment.
-        observation: flat components `[N, ...]`, for the masks.
-        generator: source of randomness.
+    """Draw actions uniformly from those that the masks in `observation` allow; unbounded floats are normal.
 
     Returns:
-        Flat actions as stored, leaves `[N, ...]`.
+        Flat actions of one environment's spaces as stored, leaves `[N, ...]` like the observation's.
     """
     n = len(next(iter(observation.values())))
     actions: Flat = {}
@@ -98,7 +93,10 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
             _examine(source, trial, steps, seed, report)
         finally:
             if not source.is_object:
-                trial.close()
+                try:
+                    trial.close()
+                except Exception as error:
+                    report.fault(f"close raised {type(error).__name__}: {text_of(error)}.", "Correct it.")
     except _StopTrialError:
         pass
     if report.faults:
@@ -113,8 +111,6 @@ class _StopTrialError(Exception):
 
 
 class _Report:
-    """Faults and findings, each kind once."""
-
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.findings: list[str] = []
@@ -128,7 +124,6 @@ class _Report:
             self.faults.append(f"{text} {remedy}".rstrip())
 
     def stop(self, text: str, remedy: str = "") -> NoReturn:
-        """Note a fault and end the trial."""
         self.fault(text, remedy)
         raise _StopTrialError
 
@@ -141,8 +136,6 @@ class _CheckedRow(NamedTuple):
 
 
 class _Trial(Protocol):
-    """One environment under test, in flat components `[1, ...]`."""
-
     spaces: Spaces
     limit: int | None
     seedable: bool
@@ -325,8 +318,7 @@ def _explain_difference(
 def _stream(
     trial: _Trial, steps: int, seed: int, report: _Report, environment_seed: int | None = None
 ) -> list[_CheckedRow]:
-    """Take steps with random actions; row 0 is the reset."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(sequence(seed, Purpose.CHECK))
     raw, flat = trial.reset(seed if environment_seed is None else environment_seed)
     rows = [_CheckedRow(flat, 0.0, False, False)]
     before = copy.deepcopy(raw)
@@ -382,7 +374,6 @@ def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
 
 
 def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:
-    """Tell whether two streams are equal, as far as the shorter goes."""
     return all(
         x[1:] == y[1:] and all(np.array_equal(x.observation[k], y.observation[k]) for k in x.observation)
         for x, y in zip(a, b, strict=False)
@@ -390,7 +381,6 @@ def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Tell whether two observations hold the same values (NaN equals NaN)."""
     if isinstance(a, Mapping):
         return all(_same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):

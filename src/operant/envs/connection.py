@@ -1,6 +1,4 @@
-"""One environment driven by requests and answers, wherever it runs: in this process, in another, on
-another machine.
-"""
+"""One environment driven by requests and answers, here, in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -18,10 +16,8 @@ class Answer(NamedTuple):
     """What an environment answered to `send_reset` or `send_execute`."""
 
     states: Any
-    """As `Environment.reset` and `execute` return them.
-
-    None if every actor has ended and the last states are not known.
-    """
+    """As `Environment.reset` and `execute` return them. None if every actor has ended and the last states are
+    not known."""
     terminal: Any
     """0, 1 or 2, an array of them for several actors; 0 after a reset."""
     reward: Any
@@ -55,20 +51,10 @@ class Connection(Protocol):
         """Tell whether the answer is there, after waiting for at most `seconds`."""
 
     def receive(self) -> Answer:
-        """Return the answer to the open request, after waiting for it if necessary.
-
-        Raises:
-            EnvironmentError: the environment failed, or was lost too often.
-        """
+        """Return the answer to the open request; EnvironmentError: it failed, or was lost too often."""
 
     def forget(self) -> None:
-        """Drop the request that an interrupted call left open, if there is one.
-
-        The next request begins an episode.
-
-        Raises:
-            EnvironmentError: the environment was lost too often.
-        """
+        """Drop a request that an interrupted call left open; the next begins an episode (see `receive`)."""
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, or None."""
@@ -78,12 +64,7 @@ class Connection(Protocol):
 
 
 class LocalConnection:
-    """An environment in this process: it computes when it is asked, and its answer is always ready.
-
-    Args:
-        environment: from `Environment.create`.
-        owned: whether `close` closes it.
-    """
+    """An environment in this process, whose answer is always ready; `close` closes it if it is `owned`."""
 
     restarts = 0
 

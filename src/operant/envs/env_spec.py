@@ -35,10 +35,8 @@ class EnvSpec:
     """An environment that is known but not yet made."""
 
     target: Any
-    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`).
-
-    Or a class or function
-    that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
+    """An object (`Environment`, `gymnasium.Env`, `gymnasium.vector.VectorEnv` or `NativeEnv`). Or a class or
+    function that returns one; or Gymnasium's own `EnvSpec`; or a JAX-native id."""
     name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     max_episode_timesteps: int | None = None
@@ -52,12 +50,7 @@ class EnvSpec:
         return not (isinstance(self.target, str | GymnasiumSpec) or callable(self.target))
 
     def make(self) -> Any:
-        """Make one: an `Environment`, `gymnasium.Env`, Gymnasium vector or `NativeEnv`, without time limit
-        and shaping.
-
-        Raises:
-            OperantError: it cannot be made, or making it raised `SystemExit`.
-        """
+        """Make one (`Environment`, `gymnasium.Env`, vector, `NativeEnv`), bare; OperantError: it fails."""
         try:
             return self._make()
         except SystemExit as error:
@@ -106,10 +99,7 @@ class EnvSpec:
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
     def create(self, environment: Any = None) -> ValidatedEnv:
-        """Make one as `Environment`, with time limit, shaping and checks.
-
-        `environment` is what `make` returned, if it was called.
-        """
+        """Make one (or take what `make` returned) as `Environment`, with time limit, shaping and checks."""
         if environment is None:
             environment = self.make()
         if isinstance(environment, ValidatedEnv):
@@ -148,11 +138,7 @@ class EnvSpec:
             )
 
     def literal(self) -> str:
-        """Return what a worker process needs to make the same environment, as a Python literal.
-
-        Raises:
-            SpecError: it holds what cannot be sent as plain data; says what, and what to do.
-        """
+        """Return, as a Python literal, what a worker needs to make the same; SpecError: no plain data."""
         if self.is_object:
             raise _unsendable(self.name, "an environment object", "Give its id or its class")
         if self.reward_shaping is not None:
@@ -236,12 +222,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def refuse_same(sources: Sequence[EnvSpec]) -> None:
-    """Refuse the same object in several places, also inside different wrappers: its episodes would disturb
-    one another.
-
-    Raises:
-        UsageError: naming the first two places.
-    """
+    """Refuse (UsageError) an object in two places, inside wrappers too: episodes would disturb each other."""
     places: dict[int, int] = {}
     inner = [
         getattr(source.target, "unwrapped", source.target) for source in sources
@@ -268,18 +249,13 @@ def is_environment(value: Any) -> bool:
 
 
 def is_native(value: Any) -> bool:
-    """Tell whether a value is a JAX-native environment, by its attributes' names: the module of the
-    protocol loads JAX.
-    """
+    """Tell a JAX-native environment by its attributes' names: the module of the protocol loads JAX."""
     other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
     return not isinstance(value, other_kinds) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:
-    """Say what a value with `reset` and `step` lacks to be a Gymnasium or JAX-native environment.
-
-    Empty for others.
-    """
+    """Say what a value with `reset` and `step` lacks to be Gymnasium's or JAX-native; empty for others."""
     if isinstance(value, type) or not all(callable(getattr(value, name, None)) for name in ("reset", "step")):
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):

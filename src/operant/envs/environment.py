@@ -1,6 +1,4 @@
-"""`Environment`: the base class that users subclass, and `Environment.create`, which makes one from any
-specification.
-"""
+"""`Environment`, the base class that users subclass; its `create` makes one from any specification."""
 
 from __future__ import annotations
 
@@ -50,18 +48,15 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def states(self) -> Any:
-        """Return the specification of the states: ``dict(type='float', shape=(4,))``, or a nested dict of
-        such.
+        """Return the specification of the states: ``dict(type='float', shape=(4,))`` or a dict of such.
 
         An entry ``<action>_mask`` (``action_mask`` for a single unnamed action) of type bool and shape
-        ``(*shape of the action, num_values)`` declares an action mask.
+        ``(*shape of the action, num_values)`` declares an action mask. Dicts may be nested.
         """
 
     @abc.abstractmethod
     def actions(self) -> Any:
-        """Return the specification of the actions: ``dict(type='int', num_values=3)``, or a nested dict of
-        such.
-        """
+        """Return the specification of the actions: ``dict(type='int', num_values=3)`` or a dict of such."""
 
     @abc.abstractmethod
     def reset(self) -> Any:
@@ -110,9 +105,7 @@ class Environment(abc.ABC):
         return None
 
     def episode_info(self) -> Mapping[str, Any]:
-        """Return what to tell of the last episode besides its return, numbers by name, for `info_keywords`
-        to record.
-        """
+        """Return more numbers to tell of the last episode, by name, for `info_keywords` to record."""
         return {}
 
     @overload

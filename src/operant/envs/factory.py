@@ -1,6 +1,4 @@
-"""What `Environment.create` does: it makes every kind of environment, here or elsewhere, from its
-specification.
-"""
+"""What `Environment.create` does: it makes every kind of environment, here or elsewhere."""
 
 from __future__ import annotations
 

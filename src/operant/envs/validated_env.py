@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
-from operant.envs.validation_errors import brief, reward_error, terminal_error
+from operant.envs.validation_errors import brief, close, reward_error, terminal_error
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
 from operant.spec.spaces.space import Flat
@@ -59,10 +59,7 @@ class ValidatedEnv(Environment):
 
     @property
     def spaces(self) -> Spaces:
-        """States, actions and masks.
-
-        Reading them may begin the first episode, to see whether masks come with it.
-        """
+        """States, actions and masks; reading them may begin the first episode, to see its masks."""
         if self._spaces is None:
             try:
                 self._spaces = self._read_spaces()
@@ -117,7 +114,7 @@ class ValidatedEnv(Environment):
         """Close the environment; a second call does nothing."""
         if not self._closed:
             self._closed, self._running = True, False
-            self._environment.close()
+            close(self._environment)
 
     def reset(self, num_parallel: int | None = None, seed: int | None = None) -> Any:
         """Begin an episode.
@@ -193,9 +190,7 @@ class ValidatedEnv(Environment):
 
     @property
     def is_flat(self) -> bool:
-        """Whether `execute_flat` can be used: the environment has it, and nothing here needs the user's
-        structure.
-        """
+        """Whether `execute_flat` can be used: it is there, and nothing here needs the user's structure."""
         return (
             self._shaping is None and not self._batched and hasattr(type(self._environment), "execute_flat")
         )
@@ -210,7 +205,7 @@ class ValidatedEnv(Environment):
         return self._finish(actions, *answer)
 
     def _finish(self, actions: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, int, float]:
-        """Check the result of a step of one actor, and apply time limit and reward shaping."""
+        """Check one actor's step, and apply time limit and reward shaping."""
         terminal, reward = self._limited(self._checked_terminal(terminal)), self._checked_reward(reward)
         if self._shaping is not None:
             shaped = self._shaping(self._states, actions, terminal, reward, states)

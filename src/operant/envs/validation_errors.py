@@ -6,11 +6,14 @@ for floats a little outside their bounds, as they come from many environments: t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import sysconfig
+import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any, Literal, TypeAlias
@@ -27,6 +30,10 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """The types of nearly all rewards, for a fast test before `reward_error`."""
 FLAGS = frozenset((bool, np.bool_))
 """The types of nearly all flags, for a fast test before `flag_error`."""
+MOST_TEXT = 2000
+"""Characters of an exception that are shown."""
+CLOSE_SECONDS = 10.0
+"""How long an environment in this process may take to close."""
 
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
@@ -36,6 +43,10 @@ _LIBRARIES = tuple(
 _LARGEST = float(np.finfo(np.float32).max)
 _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
 _ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+
+
+class _HangError(Exception):
+    """Wakes the main thread."""
 
 
 def space_errors(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
@@ -107,9 +118,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 
 def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:
-    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: its index and the
-    fault, or None.
-    """
+    """Find the first environment whose mask `[N, *shape, num_values]` allows nothing: index, and fault."""
     empty = ~mask.any(-1)
     if not empty.any():
         return None
@@ -148,15 +157,9 @@ class ObservationValidator:
     def error(
         self, observation: Flat, call: str, ended: tuple[np.ndarray, ...] = ()
     ) -> tuple[int, str] | None:
-        """Find the first fault in what `reset` or `step` answered.
+        """Find the first fault in the observation `[N, ...]` of a `call`, `reset` or `step`: index and fault.
 
-        Args:
-            observation: leaves `[N, ...]`.
-            call: its name.
-            ended: flags `[N]`; where one is set, no action follows, and a mask may allow nothing.
-
-        Returns:
-            The environment's index and what is wrong, or None.
+        Where a flag in `ended` `[N]` is set, no action follows, and a mask may allow nothing.
         """
         if self._calls is not None and call not in self._calls:
             return None
@@ -209,10 +212,7 @@ def state_label(spaces: Spaces, key: str) -> str:
 
 
 def reward_error(reward: Any) -> str | None:
-    """Say what a reward must be that it is not; None if it is sound.
-
-    It is stored as float32, in which numbers that are too large overflow.
-    """
+    """Say what a reward, stored as float32 (large ones overflow), must be and is not; None: it is sound."""
     if isinstance(reward, bool) or not isinstance(reward, int | float | np.integer | np.floating):
         array = np.asarray(reward)
         if isinstance(reward, bool) or array.ndim != 0 or array.dtype.kind not in "fiu":
@@ -237,11 +237,7 @@ def terminal_error(terminal: Any) -> str | None:
 
 
 def finite_error(label: str, array: np.ndarray) -> tuple[int, str] | None:
-    """Find the first environment with NaN or infinity in a component `[N, ...]`.
-
-    Returns:
-        The environment's index and what is wrong, or None.
-    """
+    """Find the first environment with NaN or infinity in a component `[N, ...]`: index and fault."""
     if array.dtype.kind != "f" or isfinite(vdot(array, array)):
         return None
     bad = ~np.isfinite(array)
@@ -265,6 +261,15 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of somebody's exception, which may be huge, or itself raise."""
+    try:
+        text = str(error)
+    except Exception as fault:
+        return f"(its text raises {type(fault).__name__})"
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text)} characters)"
+
+
 def raised_at(error: BaseException) -> str:
     """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
 
@@ -280,9 +285,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def raise_of_handler(error: BaseException) -> None:
-    """Raise a `SystemExit` again if a signal handler raised it: it is to end the program, not a fault of
-    what it interrupted.
-    """
+    """Raise a `SystemExit` of a signal handler again: it is to end the program, and no fault inside."""
     if not isinstance(error, SystemExit):
         return
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
@@ -290,10 +293,41 @@ def raise_of_handler(error: BaseException) -> None:
         raise error
 
 
+def close(environment: Any) -> None:
+    """Close what somebody else wrote. That it raises or hangs is a warning: it has done its work."""
+    name = type(getattr(environment, "unwrapped", environment)).__name__
+    try:
+        with _alarm(CLOSE_SECONDS):
+            environment.close()
+    except (Exception, SystemExit) as error:
+        raise_of_handler(error)
+        hangs = isinstance(error, _HangError)
+        how = "hangs" if hangs else f"raised {type(error).__name__}: {text_of(error)}"
+        warnings.warn(f"close of {name!r} {how}; it counts as closed.", RuntimeWarning, stacklevel=3)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """Raise `_HangError` after so many seconds, where the main thread can be woken and its alarm is free."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise _HangError
+
+    free = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not free or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def _code(handler: Any) -> Any:
-    """Return the code that a signal handler runs: of a function, a method, a `functools.partial` or a
-    callable object.
-    """
+    """Return the code that a signal handler runs, be it a function, method, partial or callable object."""
     if not callable(handler):  # the system's
         return None
     while isinstance(handler, functools.partial):

@@ -1,6 +1,4 @@
-"""The interactive driver's bookkeeping: rows from a program's calls, collected until they make blocks to
-learn from.
-"""
+"""The interactive driver's bookkeeping: rows from calls, collected until they make blocks to learn from."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from operant.errors import whole
 from operant.types import Action, Rollout, Tree
 
 
@@ -46,9 +45,7 @@ class Actor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the newest row was left by an interrupted call: an observation in the middle of an
-        episode, with no action.
-        """
+        """Whether an interrupted call left the newest row: an observation amid an episode, with no action."""
         return not self.first and bool(self.rows) and not self.rows[-1].valid
 
     def begin_row(self, observation: dict[str, np.ndarray]) -> None:
@@ -80,15 +77,12 @@ class Actor:
         self.end_here()
 
     def end_here(self) -> None:
-        """End the episode with the newest row, which holds its last observation, even if an interrupted
-        call left it.
-        """
+        """End the episode with the newest row, its last observation, even if an interrupted call left it."""
         self.row += 1
         self.first, self.length = True, 0
 
     def drop_unanswered(self) -> None:
-        """Cut the episode before the newest row's action, whose reward never came: the row keeps only its
-        observation, the last one.
+        """Cut the episode before the newest row's action, whose reward never came; the row is its last one.
 
         The row before it is not flagged if a block has taken it: the row that does not count cuts the
         episode, too.
@@ -108,12 +102,8 @@ class Actor:
     ) -> None:
         """Add the rows of a whole episode that was played elsewhere, leaves `[R, ...]`.
 
-        Args:
-            observation: what was acted on.
-            taken: actions, with the extras and the recurrent state *before* each of them.
-            reward: what they earned.
-            terminal: 0, at the end 1 or 2.
-            last: observation after the last action; None: the one before it is repeated.
+        `taken` are actions with extras and the recurrent state *before* each; `terminal` is 0, at the end 1
+        or 2; without `last`, the observation after the last action, the one before it is repeated.
         """
         for i in range(len(reward)):
             action, extras, carry = jax.tree.map(lambda x, i=i: x[i], tuple(taken))
@@ -125,10 +115,7 @@ class Actor:
         self.end_episode(self.rows[-1].observation if last is None else last)
 
     def fill(self, rows: int) -> None:
-        """Add rows that do not count, until a segment of `rows` is complete.
-
-        Do nothing if there is nothing to complete.
-        """
+        """Add rows that do not count, until a segment of `rows` that has begun is complete."""
         while any(row.valid for row in self.rows) and len(self.rows) <= rows:
             self.rows.append(_idle(self.rows[-1]))
 
@@ -144,13 +131,10 @@ class Actor:
 
 
 class Actors:
-    """All actors, and the segments (rows of one actor for a rollout) that wait for those of the others.
+    """All actors, and the segments (`rows` rows of one actor) that wait for those of the others.
 
-    Args:
-        n: how many actors.
-        rows: rows of a segment (T).
-        carry: recurrent state at the start of an episode.
-        first_row: address of the first row's randomness.
+    `carry` is the recurrent state at the start of an episode, `first_row` the address of the first row's
+    randomness.
     """
 
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
@@ -177,19 +161,15 @@ class Actors:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits for an update, and the last observation of an episode is held for every
-        actor, or for none.
-        """
+        """Whether nothing waits for an update, and the last observations of all actors are held, or none."""
         if self._segments or any(actor.acted for actor in self) or any(row.valid for row in self.waiting):
             return False
         return {len(actor.rows) for actor in self} in ({0}, {1})
 
     def end_at(self, last: dict[str, np.ndarray], example: Rollout) -> None:
-        """Let the rows begin with the last observations of episodes that were played elsewhere.
+        """Let the rows begin with the last observations `[N, ...]` of episodes played elsewhere.
 
-        Args:
-            last: their last observations `[N, ...]`.
-            example: a block of one actor, or its shapes.
+        `example` is a block of one actor, or its shapes.
         """
         action, extras = jax.tree.map(
             lambda x: np.zeros(x.shape[2:], x.dtype), (example.action, example.extras)
@@ -226,9 +206,7 @@ class Actors:
         return taken
 
     def blocks(self) -> Iterator[tuple[Rollout, list[int] | None]]:
-        """Yield complete rollouts `[T, N]`, each with the actor of every segment (N: padding), or None if
-        segment `i` is actor `i`'s.
-        """
+        """Yield complete rollouts `[T, N]`, and each segment's actor (N: padding), or None if in order."""
         n = len(self)
         while len(self._segments) >= n:
             taken, self._segments = self._segments[:n], self._segments[n:]
@@ -253,19 +231,14 @@ class Actors:
         return tree, shapes
 
     def snapshot_like(self, block: Rollout, shapes: dict[str, Any]) -> dict[str, Any]:
-        """Return a tree with the shapes of a snapshot.
-
-        Args:
-            block: shapes of a block `[T, N]`.
-            shapes: what `snapshot` returned beside the tree.
-        """
+        """Return a tree with the shapes of a snapshot, from those of a block `[T, N]` and its other part."""
         one = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), block._replace(carry=()))
         reward, flag = np.float32(0), np.bool_(False)
         carry = self[0].start_carry
         row = ActorRow(one.observation, one.action, reward, flag, flag, flag, one.extras, carry)
         return {
             "rows": {
-                name: jax.tree.map(lambda x, count=count: np.zeros((count, *x.shape), x.dtype), row)
+                name: jax.tree.map(lambda x, count=count: np.broadcast_to(x, (count, *np.shape(x))), row)
                 for name, count in shapes["rows"].items()
             },
             "carry": stack([a.carry for a in self]),
@@ -275,10 +248,14 @@ class Actors:
         """Put back what `snapshot` returned."""
         rows = {name: _unstack(part, shapes["rows"][name]) for name, part in tree["rows"].items()}
         for i, actor in enumerate(self):
-            actor.row, actor.first, actor.length, actor.acted = shapes["actors"][i]
+            row, first, length, acted = shapes["actors"][i]
+            actor.row, actor.length = whole("row", row, 0), whole("length", length, 0)
+            actor.first, actor.acted = bool(first), bool(acted)
             actor.rows = rows.get(f"actor-{i}", [])
             actor.carry = jax.tree.map(lambda x, i=i: x[i], tree["carry"])
-        self._segments = [(index, rows[f"segment-{i}"]) for i, index in enumerate(shapes["segments"])]
+        self._segments = [
+            (self[index].index, rows[f"segment-{i}"]) for i, index in enumerate(shapes["segments"])
+        ]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -300,7 +277,6 @@ def _unstack(tree: ActorRow, count: int) -> list[ActorRow]:
 
 
 def _idle(row: ActorRow) -> ActorRow:
-    """Return a row that does not count."""
     action, extras = jax.tree.map(np.zeros_like, (row.action, row.extras))
     return row._replace(
         action=action, extras=extras, reward=0.0, terminated=False, truncated=False, valid=False
@@ -308,7 +284,6 @@ def _idle(row: ActorRow) -> ActorRow:
 
 
 def _filled(rows: list[ActorRow]) -> list[ActorRow]:
-    """Give scalars their storage types."""
     return [
         r._replace(
             reward=np.float32(r.reward),

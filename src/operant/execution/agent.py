@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
-from operant.agents.base.learner import TrainState, without_buffer
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, parse_saved_agent
+from operant.agents.base.learner import TrainState, learnt_by, without_buffer
+from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.errors import (
     CheckpointError,
@@ -22,6 +21,7 @@ from operant.errors import (
     SpecError,
     UsageError,
     naming_misspelt,
+    reading,
     value_error,
     whole,
 )
@@ -393,8 +393,7 @@ class Agent(InteractiveAgent):
         saver: Any = None,
         summarizer: Any = None,
     ) -> Agent:
-        """Load an agent: from a checkpoint or weights, the newest in a folder, or the newest checkpoint of a
-        training run.
+        """Load an agent: a checkpoint or weights, the newest in a folder, or a run's newest checkpoint.
 
         From a checkpoint the agent continues in the middle of the episodes that were open. If the
         environments begin anew, call `reset()` after loading: it cuts these episodes.
@@ -432,9 +431,10 @@ class Agent(InteractiveAgent):
             path, header = saved, {"specification": saving.header(saved)}
         else:
             path, header = saved.path, saved.header
-        loaded = Agent._specified_by(path, header, environment, agent, parallel_interactions, settings)
+        own = None if agent is None else parse_agent(agent)
+        loaded = Agent._specified_by(path, header, environment, own, parallel_interactions, settings)
         actors = header["specification"]["parallel_interactions"]
-        with loaded._placing():
+        with loaded._placing(), reading(f"The checkpoint {str(path)!r}"):
             if isinstance(saved, Path):
                 loaded._put_weights(saving.read(saved), saved)
             elif loaded.parallel_interactions == actors:
@@ -445,10 +445,8 @@ class Agent(InteractiveAgent):
         return loaded
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
-        """Take weights and counters from a file; the optimizer and the memory start afresh."""
         algorithm, train = self.learner.algorithm, self._engine.train
-        weights = saving.unflatten(arrays, algorithm.weights(train.state), path)
-        counts = {name: jnp.asarray(arrays[name], jnp.uint32) for name in saving.COUNTERS if name in arrays}
+        weights, counts = saving.unflatten(arrays, algorithm.weights(train.state), path)
         self._put_learnt(
             train._replace(
                 state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)
@@ -456,7 +454,6 @@ class Agent(InteractiveAgent):
         )
 
     def _put_learnt(self, train: TrainState) -> None:
-        """Go on with what was learnt elsewhere, without rows that wait."""
         algorithm = self.learner.algorithm
         if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
             train = train._replace(state=algorithm.resumed(train.state, train.counters))
@@ -465,7 +462,6 @@ class Agent(InteractiveAgent):
         self._reported = self.updates
 
     def _resume(self, saved: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint of the same agent."""
         specification = saved.header.get("specification") or {}
         masks = specification.get("spaces", {}).get("masks", ())
         if new := [x for x in masks if x in self.spaces.actions.components and x not in self.spaces.masks]:
@@ -477,7 +473,7 @@ class Agent(InteractiveAgent):
                     f"The checkpoint {str(saved.path)!r} does not fit the agent: its {name} differ. Saved: "
                     f"{specification.get(name)}. The agent's: {current[name]}."
                 )
-        with self._placing():
+        with self._placing(), reading(f"The checkpoint {str(saved.path)!r}"):
             self._restore(saved)
 
     @staticmethod
@@ -485,25 +481,19 @@ class Agent(InteractiveAgent):
         path: Path,
         header: dict[str, Any],
         environment: Any,
-        agent: Any,
+        own: AgentSpec | None,
         actors: int | None,
         settings: dict[str, Any],
     ) -> Agent:
-        """Make the agent that a file specifies, untrained."""
         what = f"The checkpoint {str(path)!r}"
-        try:
+        with reading(what):
             specification = header["specification"]
             spaces = Spaces.from_spec(specification["spaces"])
-            definition = parse_saved_agent(
-                specification["agent"], what, None if agent is None else parse_agent(agent)
-            )
+            definition = parse_saved_agent(specification["agent"], what, own)
             actors = specification["parallel_interactions"] if actors is None else actors
             limit = specification["max_episode_timesteps"]
+            limit = whole("max_episode_timesteps", limit, optional=True)
             settings = {**settings, "seed": specification["seed"]}
-        except KeyError as error:
-            raise CheckpointError(f"{what} does not hold an agent: no {error}.") from None
-        except (TypeError, AttributeError, RecursionError) as error:  # parts that are no such thing
-            raise CheckpointError(f"{what} does not hold an agent: {error}.") from None
         if environment is not None:
             states, actions, _ = _described(environment)
             other = Spaces.read(states, actions)
@@ -523,33 +513,12 @@ class Agent(InteractiveAgent):
 
     def _take_over(self, saved: checkpoint.Checkpoint, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""
-        fresh = self._engine.train
-        if jax.tree.leaves(fresh.memory):
-            warnings.warn(
-                f"The replay memory starts empty: that of {str(saved.path)!r} belongs to another number of "
-                "actors.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-        like = fresh
-        scale: Any = getattr(fresh.state, "reward_scale", ())
-        if scale != ():  # the running returns are the actors'
-            others = scale._replace(total=np.zeros(actors, np.float32))
-            like = fresh._replace(state=fresh.state._replace(reward_scale=others))
-        fields = [name for name in fresh._fields if name != "memory"]
-        parts = {name: saved.part("train", getattr(like, name), name) for name in fields}
-        if scale != ():
-            kept = parts["state"].reward_scale._replace(total=scale.total)
-            parts["state"] = parts["state"]._replace(reward_scale=kept)
-        self._put_learnt(fresh._replace(**parts))
+        self._put_learnt(learnt_by(actors, saved, self._engine.train))
         counts = saved.header.get("interaction") or saved.header.get("training") or {}
-        self._draws = counts.get("draws", 0)
+        self._draws = whole("draws", counts.get("draws", 0), 0)
 
     def _last_observations(self, saved: checkpoint.Checkpoint) -> dict[str, np.ndarray]:
-        """Return the last observations `[N, ...]` of the environments in a training run's checkpoint.
-
-        Empty if it has none that fit.
-        """
+        """Return the last observations `[N, ...]` in a training run's checkpoint, as far as they fit."""
         arrays: dict[str, np.ndarray] = {}
         for place in ("['driver']['observation']", "['driver']['world'].actors.observation"):
             names = {f"{place}[{name!r}]": name for name in self.spaces.observation_components}
@@ -557,7 +526,6 @@ class Agent(InteractiveAgent):
         return arrays if arrays.keys() == self.spaces.observation_components.keys() else {}
 
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Continue from a checkpoint of the same number of actors."""
         interaction, training = saved.header.get("interaction"), saved.header.get("training", {})
         fresh = self._engine.train
         forgets = interaction is None and not training.get("memory", True)
@@ -565,16 +533,12 @@ class Agent(InteractiveAgent):
         if not forgets:  # a device need not have room for two replay memories
             self._engine.put(without_buffer(fresh))
         if interaction is not None:
-            try:
-                like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
-                tree = saved.load({"train": train, **like})
-                self._reported, self._draws = interaction["reported"], interaction["draws"]
-                self.actors.restore(tree, interaction)
-            except KeyError as error:
-                raise CheckpointError(
-                    f"The checkpoint {str(saved.path)!r} comes from an earlier, unreleased state of operant: "
-                    f"it has no {error}."
-                ) from None
+            like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
+            tree = saved.load({"train": train, **like})
+            self._reported, self._draws = (
+                whole(name, interaction[name], 0) for name in ("reported", "draws")
+            )
+            self.actors.restore(tree, interaction)
             self._engine.put(tree["train"])
             return
         learnt = saved.part("train", train)  # of a training run, whose environments do not go on here
@@ -584,17 +548,13 @@ class Agent(InteractiveAgent):
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         self._engine.put(learnt)
         self._start()
-        self._reported, self._draws = self.updates, training.get("draws", 0)
+        self._reported, self._draws = self.updates, whole("draws", training.get("draws", 0), 0)
         if (last := self._last_observations(saved)) and self._engine.counter("rows"):
             self.actors.end_at(last, self.learner.block_shape(1))
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` by name.
-
-    Raises:
-        SpecError: it is no dict, or there is no such setting.
-    """
+    """Return the settings of `config` by name; SpecError: it is no dict, or there is no such setting."""
     if not isinstance(config, Mapping):
         raise value_error("config", "a dict", config)
     return canonical(Settings, config, "config")
@@ -603,11 +563,8 @@ def _settings(config: Any) -> dict[str, Any]:
 def specified(agent: Any) -> dict[str, Any]:
     """Return the arguments of `Agent.create` that a specification stands for, without those that are None.
 
-    `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too.
-
-    Args:
-        agent: any specification; a dict or JSON file may hold the arguments beside options, and one in it
-            (`agent`) those that count if the outer one gives none.
+    `agent` is what remains of it, for `parse_agent`; `config` holds the seed, too. A dict or JSON file may
+    hold the arguments beside options, and one in it (`agent`) those that count if the outer one gives none.
 
     Raises:
         SpecError: a file cannot be read, `config` is no dict or holds what is no setting, or the seed is
@@ -633,7 +590,6 @@ def specified(agent: Any) -> dict[str, Any]:
 
 
 def _described(environment: Any) -> tuple[Any, Any, int | None]:
-    """Return an environment's states, actions and time limit."""
     if not isinstance(environment, type) and hasattr(environment, "max_episode_timesteps"):
         return environment.states(), environment.actions(), environment.max_episode_timesteps()
     raise value_error(

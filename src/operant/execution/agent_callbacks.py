@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 
 
 class AgentCallbacks:
-    """The writers of one agent; each may be missing.
-
-    Args:
-        recorder: options of the recorder of traces, or None.
-        saver: of the saver of checkpoints.
-        summarizer: of the summarizer.
-
-    Raises:
-        SpecError: options are not understood. Nothing has been written then.
-    """
+    """The writers of one agent (traces, checkpoints, summaries), as far as given; SpecError: bad options."""
 
     def __init__(self, recorder: Any = None, saver: Any = None, summarizer: Any = None) -> None:
         self.recording = None if recorder is None else RecorderConfig.parse(recorder)
@@ -48,9 +39,7 @@ class AgentCallbacks:
     def begin(self, agent: Agent, save: Callable[[str, str, int | None], Any]) -> None:
         """Begin to write, from the agent's current counts on.
 
-        Args:
-            agent: whose writers these are.
-            save: writes a checkpoint: called with folder, name, and how many to keep.
+        `save` writes a checkpoint: called with folder, name, and how many to keep.
         """
         if not self.are_on:
             return  # no reference to the agent, which refers to this: its memory is freed with its last user

@@ -1,6 +1,4 @@
-"""Minari datasets as traces, and traces as Minari datasets.
-
-Only local ones (`MINARI_DATASETS_PATH`): nothing is downloaded.
+"""Minari datasets as traces, and traces as Minari datasets: local ones (`MINARI_DATASETS_PATH`) only.
 
 What Minari cannot hold is lost: stacks of frames are plain images there, and an episode whose last
 observation is not known repeats the one before it. Images are stored as they are: Minari's own default is
@@ -34,9 +32,7 @@ def _minari() -> Any:
 
 
 def _expect_spaces(name: str) -> None:
-    """Refuse a dataset without its spaces: Minari would make the environment that its file names, and so
-    run code of the file's choice.
-    """
+    """Refuse a dataset without spaces: Minari would make the environment its file names, and so run code."""
     from minari.dataset.minari_storage import MinariStorage
     from minari.storage import get_dataset_path
 
@@ -46,11 +42,7 @@ def _expect_spaces(name: str) -> None:
 
 
 class MinariEpisodes(Sequence[Trace]):
-    """The episodes of a Minari dataset, each as a trace; read on demand.
-
-    Args:
-        name: of the dataset, such as `cartpole/ppo-v0`.
-        spaces: what the traces must fit.
+    """The episodes of a Minari dataset, each as a trace that must fit the spaces; read on demand.
 
     Raises:
         SpecError: there is no such dataset.
@@ -117,9 +109,7 @@ class MinariEpisodes(Sequence[Trace]):
         return Trace.read(self._spaces, states, action, terminal, episode.rewards, last)
 
     def _states(self, observation: Flat) -> Any:
-        """Return an observation in the structure that a program gives it in, with the masks that are
-        declared.
-        """
+        """Return an observation as a program gives it, with the masks that are declared."""
         masks = set(map(mask_name, self._recorded.masks))
         states = self._recorded.states.unflatten({k: x for k, x in observation.items() if k not in masks})
         flags = {action: observation.get(mask_name(action)) for action in self._spaces.masks}
@@ -127,16 +117,13 @@ class MinariEpisodes(Sequence[Trace]):
 
 
 def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) -> Path:
-    """Write traces to a new Minari dataset.
+    """Write the traces of an agent with these spaces to a new Minari dataset; return its folder.
 
     Args:
         name: of the dataset: `group/name-v0` or `name-v0`.
         spaces: of the agent that made the traces.
         recorded: the traces.
         about: what Minari notes beside them: `algorithm_name`, `author`, `description`, `code_permalink` ...
-
-    Returns:
-        Its folder.
 
     Raises:
         SpecError: the name is not legal or taken, or there are no episodes.
@@ -186,7 +173,7 @@ def _with_masks(spaces: Spaces) -> Space:
 
 
 def _episodes(recorded: Iterable[Trace]) -> Iterator[tuple[Flat, Flat, np.ndarray, np.ndarray]]:
-    """Yield observations `[T + 1, ...]`, actions, rewards and terminals `[T, ...]` of each episode."""
+    """Yield each episode's observations `[T + 1, ...]`, actions, rewards and terminals `[T, ...]`."""
     for trace in recorded:
         for steps, last in trace.episodes():
             observation = {
@@ -221,15 +208,9 @@ def from_traces(
 
 
 def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
-    """Write the episodes of a Minari dataset to trace files, one each, beside existing ones.
+    """Write a Minari dataset's episodes to trace files, one each, beside existing ones; return these.
 
-    Args:
-        name: of the dataset.
-        directory: the folder; made if missing.
-        spaces: `agent.spaces` of the agent that is to learn from them.
-
-    Returns:
-        The files, in order.
+    `spaces` are those of the agent that is to learn from them.
 
     Raises:
         SpecError: there is no such dataset, or it does not fit.

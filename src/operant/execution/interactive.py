@@ -55,21 +55,15 @@ class DetachedState(NamedTuple):
 
     train: TrainState
     last: dict[str, np.ndarray] | None
-    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet.
-
-    None: no actor has acted yet.
-    """
+    """Last observations `[N, ...]` of the actors' episodes, which no block holds yet. None: no actor has
+    acted yet."""
 
 
 class InteractiveAgent:
     """An algorithm that acts when a program calls it, and learns from what the program reports.
 
-    Args:
-        definition: algorithm and options.
-        spaces: what it sees and does.
-        parallel_interactions: how many actors act in turn.
-        max_episode_timesteps: longest episode; more steps are an error.
-        settings: seed, device, precision, debug (default: those of `Settings`).
+    `parallel_interactions` actors act in turn; more steps of an episode than `max_episode_timesteps` are an
+    error.
     """
 
     def __init__(
@@ -113,13 +107,11 @@ class InteractiveAgent:
         self._start()
 
     def _placing(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which arrays are made on the agent's device: JAX's first may have no room
-        for what is loaded.
-        """
+        """Return a context for arrays on the agent's device: JAX's first may have no room for them."""
         return jax.default_device(self._device)
 
     def _declare_masks(self, states: Any) -> None:
-        """Declare masks that the specification did not mention, if the first states contain them."""
+        """Declare masks in the first states that the specification did not mention."""
         if not isinstance(states, Mapping):
             return
         actions = [
@@ -138,7 +130,6 @@ class InteractiveAgent:
         self._take_masks(new)
 
     def _take_masks(self, new: Sequence[str]) -> None:
-        """Have masks of these actions, too."""
         spaces = Spaces.read(self.spaces.states, self.spaces.actions, masks=(*self.spaces.masks, *new))
         before, limit = self._engine.train._replace(memory=()), self._limit
         learner = self._learner_for(spaces)  # which may refuse them
@@ -286,10 +277,7 @@ class InteractiveAgent:
         return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else one.action)
 
     def _noise(self, actors: list[Actor]) -> Tree:
-        """Return the randomness `[n, ...]` of actors at their rows.
-
-        Actors that are in step share one call.
-        """
+        """Return actors' randomness `[n, ...]` at their rows; those that are in step share one call."""
         noise, rows = self._engine.noise, {actor.row for actor in actors}
         if len(rows) > 1:
             return stack([jax.tree.map(lambda x, a=a: x[a.index], noise(a.row)) for a in actors])
@@ -315,8 +303,7 @@ class InteractiveAgent:
     def initial_internals(self, batch: int | None = None) -> Tree:
         """Return the recurrent state at the start of an episode; empty for a feed-forward agent.
 
-        Args:
-            batch: for how many states in one call, with a leading axis; None: for a single one, without.
+        With `batch` it is for so many states in one call, with a leading axis.
         """
         return self.learner.start_carry(batch)
 
@@ -385,7 +372,6 @@ class InteractiveAgent:
         return outcomes
 
     def _outcome(self, actor: Actor, reward: Any, terminal: Any, next_states: Any) -> StepOutcome:
-        """Check the outcome of an actor's last action."""
         if not actor.acted:
             raise UsageError(f"observe was called without act for parallel={actor.index}. Call act first.")
         try:
@@ -424,7 +410,6 @@ class InteractiveAgent:
         return self._limit is None or self.updates < self._limit
 
     def _learn(self) -> None:
-        """Update for every block that is complete."""
         blocks = self.actors.blocks()
         while self._may_learn and (complete := next(blocks, None)) is not None:
             block, owners = complete
@@ -488,11 +473,9 @@ class InteractiveAgent:
 
     @contextlib.contextmanager
     def hold(self, updates: int = 0) -> Iterator[None]:
-        """Record without learning: updates that come due inside the `with` block are made at the first call
-        after it.
+        """Record without learning: updates that come due inside are made at the first call after it.
 
-        Args:
-            updates: how many updates may be made inside all the same.
+        So many `updates` may be made inside all the same.
         """
         before, limit = self._limit, self.updates + updates
         self._limit = limit if before is None else min(before, limit)
@@ -516,10 +499,7 @@ class InteractiveAgent:
         return DetachedState(self._engine.train, self.actors.last) if self.actors.idle else None
 
     def attach_state(self, train: TrainState, last: dict[str, np.ndarray]) -> None:
-        """Continue with the training state that a driver returns.
-
-        Its episodes are cut at these observations `[N, ...]`.
-        """
+        """Continue with a driver's training state; its episodes are cut at these observations `[N, ...]`."""
         self._engine.put(train)
         self._start()
         self.actors.end_at(last, self.learner.block_shape(1))
@@ -527,10 +507,7 @@ class InteractiveAgent:
         self._last_block = None
 
     def close(self) -> None:
-        """Write what is left to write, and release the compiled functions and arrays.
-
-        Further calls are errors.
-        """
+        """Write what is left, and release the compiled functions and arrays; further calls are errors."""
         if self.engine is None:
             return
         self._callbacks.close()

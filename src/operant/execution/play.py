@@ -14,6 +14,7 @@ from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, sugg
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.run import ENVIRONMENTS, argument_faults
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from operant.envs.vector.base import VectorEnv
     from operant.execution.render import Output
     from operant.training.episodes import EpisodeResult
-
-PLAY = 1
-"""Marks the seeds of playing: those of environments and evaluations (`Evaluation.run`) have 0 in this
-place."""
 
 
 class PlayConfig(Config):
@@ -131,10 +128,7 @@ def run(
     *,
     leave_open: bool = False,
 ) -> PlayResult:
-    """Play episodes on a vector of one environment, which is closed afterwards unless `leave_open`.
-
-    Each `call` plays different ones.
-    """
+    """Play episodes on a vector of one, closed afterwards unless `leave_open`; each `call` plays others."""
     from operant.training.evaluate import evaluate
 
     return _rendered(
@@ -143,7 +137,7 @@ def run(
             train,
             env,
             config.episodes,
-            seed=_root(config.seed, call),
+            seed=derived_seed(config.seed, Purpose.PLAY, call),
             explore=config.action_idx == 1,
             max_steps=config.max_steps,
         ),
@@ -153,24 +147,12 @@ def run(
     )
 
 
-def _root(seed: int, call: int = 0) -> int:
-    """Return the root seed of the episodes of a call.
-
-    It differs from the one that training with this seed uses.
-    """
-    return int(np.random.SeedSequence([seed, call, PLAY]).generate_state(1)[0] >> 1)
-
-
 def _rendered(
     play: Callable[[VectorEnv], list[EpisodeResult]],
     env: VectorEnv,
     config: PlayConfig,
     leave_open: bool = False,
 ) -> PlayResult:
-    """Play on a vector whose frames go where the options say.
-
-    It is closed afterwards unless it is to be left open.
-    """
     from operant.execution.render import RenderVectorEnv
 
     outputs: list[Output] = []
@@ -187,7 +169,6 @@ def _rendered(
 
 
 def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
-    """Make the outputs that the options ask for."""
     from operant.execution.render import Pictures, Video, Window, frame_rate
 
     outputs: list[Output] = []
@@ -225,8 +206,10 @@ def _prepared(
     """Return the learner that plays, its state, and the environment; whatever else was read is released."""
     from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
     from operant.agents.base.learner import Learner
+    from operant.spec import runtime
     from operant.training.session import fitting
 
+    runtime.devices()  # says what is wrong with them, if anything is
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if newest is None else _specification(newest)
     if saved is None and agent is None:
@@ -285,7 +268,6 @@ def _expect_spaces(run: str, saved: Any, env: VectorEnv) -> None:
 
 
 def _shapes(space: Any) -> str:
-    """Return names, types and shapes of a space's components."""
     return ", ".join(
         f"{name} {leaf.type} {leaf.shape}{f' below {leaf.num_values}' if leaf.num_values is not None else ''}"
         for name, leaf in space.components.items()
@@ -293,11 +275,10 @@ def _shapes(space: Any) -> str:
 
 
 def _play_exported(config: PlayConfig, path: str) -> PlayResult:
-    """Play with an exported policy."""
     from operant.execution.export.exported_policy import load_policy
     from operant.training.evaluate import run_episodes
 
-    policy, env, seed = load_policy(path), environment(config), _root(config.seed)
+    policy, env, seed = load_policy(path), environment(config), derived_seed(config.seed, Purpose.PLAY, 0)
     misfit = f"The policy {path!r} does not fit {env.name}:"
     with contextlib.ExitStack() as stack:
         stack.callback(env.close)
@@ -323,7 +304,7 @@ def _play_exported(config: PlayConfig, path: str) -> PlayResult:
 
 
 def _newest(directory: str, best: bool) -> Checkpoint:
-    """Return the newest whole checkpoint of a run or of a saved agent, or that of a run's best evaluation."""
+    """Return the newest whole checkpoint of a run or saved agent, or of a run's best evaluation."""
     from operant import checkpoint
     from operant.training.run_dir import BEST, runs_within
 
@@ -342,9 +323,7 @@ def _newest(directory: str, best: bool) -> Checkpoint:
 
 
 def _train(learner: Learner, config: PlayConfig, newest: Checkpoint | None) -> TrainState:
-    """Make the state that acting needs, without a replay memory: that of a checkpoint, or that of an
-    untrained agent.
-    """
+    """Make the state for acting, without a memory: a checkpoint's, or an untrained agent's."""
     import jax
 
     from operant.agents.base.learner import TrainState
@@ -366,11 +345,8 @@ def _train(learner: Learner, config: PlayConfig, newest: Checkpoint | None) -> T
 def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> VectorEnv:
     """Make the one environment, such that it gives pictures if they are asked for.
 
-    Args:
-        config: what to play, and how to show it.
-        source: a class or a function that makes it, or a JAX-native object, instead of the id.
-        lives: whether the policy learnt with an episode for each life, if no run's folder says: FIRE
-            continues a game then.
+    `source` is what makes it, or a JAX-native object, instead of the id. `lives` tells if the policy learnt
+    with an episode for each life, where no run's folder does: FIRE continues a game then.
 
     Raises:
         SpecError: it cannot be made, or cannot be shown.
@@ -434,10 +410,7 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
 
 
 def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
-    """Add a run's arguments of its environment to those of the options, which win.
-
-    They must be data, and name no file or module.
-    """
+    """Add a run's arguments of its environment, which must be data, to the options, which win."""
     kwargs = {**checked(PlayConfig, "env_kwargs", saved), **(config.env_kwargs or {})}
     with data_only(f"The run {run!r}", "Give it yourself, if you trust it: --env-kwargs (env_kwargs=)."):
         for name in kwargs.keys() - (config.env_kwargs or {}).keys():
@@ -446,7 +419,7 @@ def _with_arguments(config: PlayConfig, saved: Any, run: str) -> PlayConfig:
 
 
 def _counterpart(name: Any) -> str:
-    """Return the id of the Gymnasium environment that a JAX-native one equals, which gives pictures."""
+    """Return the id of the Gymnasium environment that a JAX-native one equals, for pictures."""
     import gymnasium
 
     if not isinstance(name, str):

@@ -1,7 +1,4 @@
-"""Episodes that were played elsewhere, given to an agent as if it had acted in them.
-
-And pretraining from files of such episodes.
-"""
+"""Episodes played elsewhere, given to an agent as if it had acted in them; pretraining from their files."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ from operant.execution.traces import Flat, Trace
 from operant.memory.recent import Recent
 from operant.ops import normalization, optimise
 from operant.spec.spaces import Spaces
+from operant.spec.streams import Purpose, sequence
 from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 COUNTED = 1024
@@ -33,18 +31,11 @@ shuffle."""
 
 
 def add_trace(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tree = None) -> None:
-    """Add the episodes of a trace to the rows of actors whose episodes are over, with what the agent would
-    have stored beside its actions.
+    """Add a trace's episodes to the rows of idle actors, with what the agent would have stored.
 
     Each episode goes to the actor with the fewest rows so far, so that memories with a part for each actor
-    hold as much as possible.
-
-    Args:
-        engine: of the agent; its networks as they are now give log-probabilities and recurrent states.
-        actors: of the agent.
-        trace: the episodes.
-        internals: recurrent states before each step, leaves `[R, ...]`, or a list of them; None: the networks
-            compute them.
+    hold as much as possible. `internals` are the recurrent states before each step, leaves `[R, ...]` or a
+    list of them; None: the networks, as they are now, compute them.
 
     Raises:
         SpaceError: internals do not fit the trace or the network.
@@ -77,7 +68,6 @@ def add_trace(engine: CompiledAgent, actors: Actors, trace: Trace, internals: Tr
 def _recalled(
     engine: CompiledAgent, actor: Actor, observation: Flat, action: Flat, internals: Tree
 ) -> Action:
-    """Return actions with extras, and the recurrent state before each of them."""
     count = len(next(iter(action.values())))
     start = actor.start_carry
     if internals is None and not jax.tree.leaves(start):
@@ -103,10 +93,7 @@ def _padded(x: Any, size: int) -> np.ndarray:
 
 
 def _joined(internals: Tree) -> Tree:
-    """Return recurrent states with a leading axis.
-
-    Those of single steps may come in a list, as `act` gave them.
-    """
+    """Return recurrent states with a leading axis; those of single steps may come in a list."""
     if not (isinstance(internals, list | tuple) and internals):
         return internals
     try:
@@ -125,22 +112,18 @@ def _check(internals: Tree, start: Tree, count: int) -> None:
 
 
 class BehavioralCloning:
-    """Imitation (behavioural cloning): gradient steps that make an agent's networks act as a trace does, and
-    its values fit the returns.
+    """Imitation: gradient steps that make networks act as a trace does, and values fit the returns.
 
-    Args:
-        engine: of the agent; its algorithm must have `imitation`.
-        lr: learning rate of Adam.
-        batch_size: timesteps in a gradient step, approximately.
-        seed: of the order of timesteps, and of the noise of networks that have any.
+    The algorithm must have `imitation`. A step of Adam takes some `batch_size` timesteps; `seed` is that of
+    their order, and of the noise of networks that have any.
     """
 
     def __init__(self, engine: CompiledAgent, lr: float, batch_size: int, seed: int) -> None:
         self._engine = engine
         self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
         self._segments = max(1, batch_size // SEGMENT)
-        self._order = np.random.default_rng(seed)
-        self._key, self._taken = jax.random.key(seed), 0
+        self._order = np.random.default_rng(sequence(seed, Purpose.PRETRAINING))
+        self._key, self._taken = jax.random.fold_in(jax.random.key(seed), Purpose.PRETRAINING), 0
         self._step, self._count = jax.jit(self._stepped), jax.jit(self._counted)
         self._models = engine.learner.algorithm.models
         self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
@@ -193,9 +176,7 @@ class BehavioralCloning:
         return weights, scale
 
     def _count_moments(self, trace: Trace, fresh: np.ndarray) -> None:
-        """Let the steps that are fresh, of whole episodes, enter the running moments of observations and
-        returns.
-        """
+        """Let fresh steps, of whole episodes, enter the running moments of observations and returns."""
         normalized = {name for model in self._models.values() for name in model.normalized}
         if not normalized and self._scale == ():
             return
@@ -211,11 +192,7 @@ class BehavioralCloning:
     def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
         """Go through a trace a number of times, in random order; return the mean loss of the last pass.
 
-        Args:
-            trace: what to imitate.
-            passes: how often.
-            fresh: `[R]`, which of its steps the running moments of observations and returns have not counted
-                yet.
+        The running moments have not counted the steps that are `fresh` `[R]` yet.
         """
         self._count_moments(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
@@ -265,21 +242,15 @@ class BehavioralCloning:
 def draws(
     source: str | Path, extension: str, spaces: Spaces, count: int | None, times: int, seed: int
 ) -> Iterator[tuple[Trace, np.ndarray]]:
-    """Yield, a number of times, `count` traces drawn at random (None: all of them), joined, and which steps
-    `[R]` occur for the first time.
+    """Yield, `times` times, `count` random traces (None: all), joined, and their steps `[R]` that are new.
 
-    Args:
-        source: a folder of trace files, or `minari:` and the name of a dataset, whose episodes are traces.
-        extension: how files' names end.
-        spaces: what the traces must fit.
-        count: how many.
-        times: how often.
-        seed: of the drawing.
+    They are files in a folder, or episodes of the dataset named after `minari:`, and must fit the spaces.
 
     Raises:
         SpecError: there are no traces, or one does not fit the spaces.
     """
-    order, readers = np.random.default_rng(seed), _readers(source, extension, spaces)
+    order = np.random.default_rng(sequence(seed, Purpose.TRACES))
+    readers = _readers(source, extension, spaces)
     read: set[int] = set()
     for _ in range(times):
         chosen = range(len(readers)) if count is None else order.permutation(len(readers))[:count].tolist()
@@ -290,7 +261,6 @@ def draws(
 
 
 def _readers(source: str | Path, extension: str, spaces: Spaces) -> list[Callable[[], Trace]]:
-    """Return functions that each read a trace of a source."""
     if isinstance(source, str) and source.startswith(datasets.PREFIX):
         episodes = datasets.MinariEpisodes(source.removeprefix(datasets.PREFIX), spaces)
         return [functools.partial(episodes.__getitem__, i) for i in range(len(episodes))]
@@ -298,11 +268,7 @@ def _readers(source: str | Path, extension: str, spaces: Spaces) -> list[Callabl
 
 
 def idle(actors: Actors) -> Actor:
-    """Return the actor whose episode is over and who has had the fewest rows.
-
-    Raises:
-        UsageError: all are in the middle of an episode.
-    """
+    """Return the idle actor with the fewest rows; UsageError: all are in the middle of an episode."""
     free = [actor for actor in actors if actor.first and not actor.acted]
     if not free:
         raise UsageError(

@@ -51,11 +51,7 @@ class Video:
         _needs("imageio_ffmpeg", "video_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
-        """Write a frame; a new episode opens a new file.
-
-        Raises:
-            SpecError: the frame has another size than those before.
-        """
+        """Write a frame, for a new episode to a new file; SpecError: it is of another size."""
         import imageio_ffmpeg
 
         if self._writer is None:
@@ -90,10 +86,9 @@ class Video:
 
 
 class Pictures:
-    """Writes every n-th frame as ``00042.jpg`` to a folder.
+    """Writes every n-th frame as ``00042.jpg`` to a folder; later episodes get folders ``episode-001`` in it.
 
-    Episodes after the first, and all of them if earlier calls left frames there, get folders of their own in
-    it, ``episode-001``.
+    So do all episodes if earlier calls left frames there.
     """
 
     def __init__(self, directory: str | Path, frequency: int) -> None:
@@ -160,9 +155,7 @@ class Window:
 
 
 def _leave_sound() -> None:
-    """Keep SDL, with which environments draw, from looking for a sound device: libraries complain at
-    length if there is none.
-    """
+    """Keep SDL from looking for a sound device: libraries complain at length if there is none."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
@@ -172,21 +165,12 @@ def _needs(module: str, name: str, extra: str) -> None:
 
 
 def _free(directory: Path, number: int, suffix: str = "") -> Path:
-    """Return a name that no earlier call has used."""
     numbers = iter(range(number, 10**6))
     return next(path for i in numbers if not (path := directory / f"episode-{i:03d}{suffix}").exists())
 
 
 class RenderVectorEnv(VectorEnv):
-    """A vector of one Gymnasium environment that hands every frame to outputs.
-
-    Args:
-        env: made with ``render_mode='rgb_array'``, in this process.
-        outputs: what takes the frames, and is informed of the end of each episode.
-
-    Raises:
-        SpecError: the environment cannot be rendered.
-    """
+    """A vector, made here with ``render_mode='rgb_array'``, that hands frames to outputs (or SpecError)."""
 
     def __init__(self, env: VectorEnv, outputs: Sequence[Output]) -> None:
         self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
@@ -227,12 +211,7 @@ class RenderVectorEnv(VectorEnv):
 
 
 class RenderWrapper(gymnasium.Wrapper):
-    """A Gymnasium environment that hands every frame to an output.
-
-    Args:
-        env: made with ``render_mode='rgb_array'``.
-        output: what takes the frames, and is informed of the end of each episode.
-    """
+    """A Gymnasium environment, made with ``render_mode='rgb_array'``, that hands frames to an output."""
 
     def __init__(self, env: Any, output: Output) -> None:
         super().__init__(env)
@@ -266,16 +245,7 @@ class RenderWrapper(gymnasium.Wrapper):
 
 
 def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int | None = None) -> ValidatedEnv:
-    """Make an environment that writes a video of each episode.
-
-    Args:
-        environment: the specification of a Gymnasium environment.
-        directory: where the videos go; made if it does not exist.
-        max_episode_timesteps: as `Environment.create` takes it.
-
-    Raises:
-        SpecError: it is no Gymnasium environment, or a package is missing.
-    """
+    """Make an environment of Gymnasium that writes videos of episodes to a folder; SpecError: it cannot."""
     from operant.envs.catalog import resolve
 
     arguments = {"render_mode": "rgb_array"}
@@ -301,15 +271,13 @@ def _renderer(env: VectorEnv) -> Callable[[], Any]:
 
 
 def _mujoco(env: Any) -> Any:
-    """Return the renderer of a MuJoCo environment; None for others."""
     return getattr(getattr(env, "unwrapped", env), "mujoco_renderer", None)
 
 
 def _follow(env: Any) -> None:
     """Use the camera of a MuJoCo model that follows the body, unless another view was chosen.
 
-    From 1.4 on, Gymnasium's own camera stays where the episode begins, and whatever learns to run soon leaves
-    its view.
+    From 1.4 on, Gymnasium's own camera stays where the episode begins.
     """
     renderer = _mujoco(env)
     arguments = getattr(getattr(env, "spec", None), "kwargs", {})
@@ -338,11 +306,7 @@ def _drawn(env: Any) -> Any:
 
 
 def _picture_of(frame: Any, name: str) -> np.ndarray:
-    """Return what `render` returned as a picture, uint8 `[height, width, 3]`.
-
-    Raises:
-        SpecError: it is not a picture.
-    """
+    """Return what `render` gave as a picture, uint8 `[height, width, 3]`; SpecError: it is none."""
     if isinstance(frame, np.ndarray):
         if frame.ndim == 3 and frame.shape[-1] in (3, 4) and frame.dtype == np.uint8:
             return frame[..., :3]
@@ -354,5 +318,4 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
 
 
 def _inner(env: VectorEnv) -> Any:
-    """Return the one environment of a vector in this process."""
     return getattr(getattr(env, "envs", [None])[0], "env", None)

@@ -22,9 +22,11 @@ import numpy as np
 
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, SpecError, as_folder, suggest, value_error
+from operant.checkpoint.arrays import fitted
+from operant.errors import CheckpointError, SpecError, as_folder, reading, suggest, value_error
 from operant.execution import export
-from operant.spec import Config, build, option, plain
+from operant.spec import Config, build, from_json, option, plain
+from operant.types import Arrays
 
 FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
 """Formats of weights, and how their files' names end."""
@@ -57,32 +59,36 @@ def _by_name(weights: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unflatten(arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return weights made from the arrays of a file.
+def unflatten(
+    arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path
+) -> tuple[dict[str, Any], Arrays]:
+    """Return weights and counters made from the arrays of a file.
 
     Raises:
-        CheckpointError: an array is missing, or has another shape than the agent's.
+        CheckpointError: an array is missing or has another shape than the agent's, or holds other than finite
+            numbers of its kind; names it.
     """
-    expected = {name: x.shape for name, x in _by_name(like).items()}
-    received = {name: x.shape for name, x in arrays.items() if name not in COUNTERS}
-    for name in expected.keys() | received.keys():
-        if expected.get(name) != received.get(name):
+    expected = {name: (x.shape, x.dtype) for name, x in _by_name(like).items()}
+    expected |= {name: ((), np.uint32) for name in COUNTERS if name in arrays}
+    fitting = {}
+    for name in expected.keys() | arrays.keys():
+        try:
+            if name not in arrays or name not in expected:
+                raise ValueError(f"is missing {'there' if name in expected else 'in the agent'}")
+            fitting[name] = jnp.asarray(fitted(arrays[name], *expected[name]))
+        except ValueError as error:
             raise CheckpointError(
-                f"The weights in {str(path)!r} do not fit the agent: {name!r} is "
-                f"{received.get(name, 'missing')} there and {expected.get(name, 'missing')} in the agent. "
-                "Load them into an agent with the same networks."
-            )
-
-    return {
+                f"The weights in {str(path)!r} do not fit the agent: {name!r} {error}. Load finite numbers "
+                "into an agent with the same networks."
+            ) from None
+    weights = {
         model: {
-            part: {
-                name: jnp.asarray(arrays[f"{model}/{part}/{name}"], old.dtype)
-                for name, old in variables[part].items()
-            }
+            part: {name: fitting[f"{model}/{part}/{name}"] for name in variables[part]}
             for part in ("params", "state")
         }
         for model, variables in like.items()
     }
+    return weights, {name: fitting[name] for name in COUNTERS if name in arrays}
 
 
 def write(
@@ -210,8 +216,9 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
 
 
 def find_weights(directory: Path, filename: str | None, format: str | None) -> Path | None:
-    """Return a weights file in a folder, or None: the named one, with a format else the newest
-    ``<filename>-<number>``; without a name the newest.
+    """Return a weights file in a folder, or None: the one of that name, or without a name the newest.
+
+    With a format a name stands for the newest ``<filename>-<number>``, too.
     """
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():
@@ -285,10 +292,8 @@ def header(path: Path) -> dict[str, Any]:
     for name in (stem, re.sub(r"-\d+$", "", stem)):
         beside = path.with_name(f"{name}.json")
         if beside.is_file():
-            try:
-                data: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise CheckpointError(f"The specification {str(beside)!r} cannot be read: {error}") from None
+            with reading(f"The specification {str(beside)!r}"):
+                data: dict[str, Any] = from_json(beside.read_text(encoding="utf-8"))
             return data
     raise CheckpointError(f"There is no specification {stem!r}.json beside the weights {str(path)!r}.")
 

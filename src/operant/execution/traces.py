@@ -19,7 +19,6 @@ import contextlib
 import functools
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ import numpy as np
 from operant.checkpoint import durable
 from operant.errors import SpaceError, SpecError, value_error
 from operant.spec import Config, build, option
-from operant.spec.spaces import Space, Spaces, beside, mask_name
+from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
 
@@ -114,7 +113,6 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def _batch(check: Any, value: Any, n: int) -> Flat:
-    """Check values with a leading axis of `n`, or a list of `n` dicts."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
         if len(value) != n:
             raise value_error("states and actions", f"as many as terminal ({n})", len(value))
@@ -125,12 +123,6 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 
 
 # Files
-
-
-def write(path: Path, spaces: Spaces, trace: Trace) -> None:
-    """Write a file, whole or not at all; one of that name is replaced."""
-    with _finished(path.parent, spaces, trace) as temporary:
-        os.replace(temporary, path)
 
 
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
@@ -155,7 +147,7 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
 
 @contextlib.contextmanager
 def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
-    """Write a whole temporary file, whose name is not that of a trace, and yield its path."""
+    """Write a whole temporary file, not named like a trace, and yield its path."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
@@ -163,24 +155,17 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".trace-{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("xb") as file:
+    with durable.temporary(folder / "trace.tmp") as temporary:
+        with temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())  # before it gets its name
         yield temporary
         durable.sync(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read(path: Path, spaces: Spaces) -> Trace:
-    """Read a file.
-
-    Raises:
-        SpecError: it is no trace, or its arrays do not fit the agent; the message names the file.
-    """
+    """Read a file; SpecError: it is no trace, or its arrays do not fit the agent; names the file."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -197,16 +182,12 @@ def read(path: Path, spaces: Spaces) -> Trace:
     except KeyError as error:
         known = ", ".join(sorted(arrays))
         raise SpecError(f"The trace {str(path)!r} has no array {error}. It has: {known}.") from None
-    except (ValueError, TypeError) as error:  # errors of spaces are among them
+    except Exception as error:  # errors of spaces are among them
         raise SpecError(f"The trace {str(path)!r} does not fit the agent. {error}") from None
 
 
 def files(directory: str | Path, extension: str = ".npz") -> list[Path]:
-    """Return the traces in a folder, in order.
-
-    Raises:
-        SpecError: there are none.
-    """
+    """Return the traces in a folder, in order; SpecError: there are none."""
     paths = sorted(p for p in Path(directory).glob(f"*{extension}") if not p.name.startswith("."))
     if not paths:
         raise SpecError(
@@ -216,7 +197,7 @@ def files(directory: str | Path, extension: str = ".npz") -> list[Path]:
 
 
 def _named(space: Space, group: str, flat: Flat) -> Flat:
-    """Return components under the names of a file, with numbers as the user counts them (offsets added)."""
+    """Return components under a file's names, with numbers as the user counts them (offsets added)."""
     return {
         (group if space.single else f"{group}/{name}"): flat[name] + leaf.offset
         if leaf.has_offset
@@ -226,17 +207,9 @@ def _named(space: Space, group: str, flat: Flat) -> Flat:
 
 
 def _nested(space: Space, group: str, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the arrays of a file in the structure of a space."""
     if space.single:
         return arrays[group]
-    tree: dict[str, Any] = {}
-    for name in space.components:
-        *path, last = name.split("/")
-        branch = tree
-        for key in path:
-            branch = branch.setdefault(key, {})
-        branch[last] = arrays[f"{group}/{name}"]
-    return tree
+    return nested({name: arrays[f"{group}/{name}"] for name in space.components})
 
 
 # Recording
@@ -267,16 +240,10 @@ class RecorderConfig(Config):
 
 
 class Recorder:
-    """Writes what actors do to trace files.
+    """Writes what actors do to trace files; if one other than the last fails, its episodes are dropped.
 
-    If one other than the last cannot be written, this is only a warning; its episodes are dropped.
-
-    Args:
-        config: its options.
-        spaces: of the agent.
-        actors: how many act.
-        episodes: how many ended already: numbers continue from there, and from the folder's files. No file is
-            replaced, whoever else writes there: if a name is taken, the next one is used.
+    Numbers continue from `episodes` that ended already, and from the folder's files. No file is replaced,
+    whoever else writes there: if a name is taken, the next one is used.
     """
 
     def __init__(self, config: RecorderConfig, spaces: Spaces, actors: int, episodes: int = 0) -> None:
@@ -294,10 +261,7 @@ class Recorder:
         self._pending[actor] = (observation, action)
 
     def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note its reward.
-
-        At the end of an episode, also the observation after its last action if it is known.
-        """
+        """Note its reward, and at an episode's end the observation after its last action, if known."""
         step = self._pending[actor]
         if step is not None:  # else it acted before this recorder was made: the agent was loaded
             self._running[actor].append((*step, reward, terminal))
@@ -341,7 +305,6 @@ def file_name(number: int) -> str:
 
 
 def _numbers(folder: Path) -> list[int]:
-    """Return the numbers of a folder's trace files."""
     names = (path.name for path in folder.glob("trace-*.npz"))
     return [int(match[1]) for name in names if (match := re.fullmatch(r"trace-(\d+)\.npz", name))]
 

@@ -39,9 +39,7 @@ class Stacks:
 
     @property
     def longest_rollout(self) -> int:
-        """Rows that may be written at once: even if each is the first of an episode, their frames must
-        fit.
-        """
+        """Rows that may be written at once: frames must fit even if each row is the first of an episode."""
         return min(self.rows, self.length // self.depth - 1) if self.sizes else self.rows
 
     def split(self, observation: Arrays) -> tuple[Arrays, Arrays]:
@@ -71,10 +69,7 @@ class Stacks:
         }
 
     def numbers(self, next: Int[Array, "1 n"], first: Bool[Array, "T n"]) -> Int[Array, "T n"]:
-        """Return the number of each row's newest frame, not wrapped around.
-
-        `next` is the number of the first frame to come.
-        """
+        """Return the number, not wrapped around, of each row's newest frame; `next` is the first to come."""
         return next + jnp.cumsum(jnp.where(first, self.depth, 1), axis=0, dtype=jnp.int32) - 1
 
     def write(

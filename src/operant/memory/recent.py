@@ -1,5 +1,4 @@
-"""Memory of the newest rows of every actor, in time order: what algorithms that use fresh experience learn
-from.
+"""Memory of the newest rows of every actor, in time order, for algorithms of fresh experience.
 
 Like a replay memory it holds the stream of `operant.types` as it comes, in a ring for each actor. Unlike a
 replay memory it also holds the observation that followed the newest row, so that nothing has to wait for the
@@ -21,10 +20,7 @@ from operant.types import Array, Arrays, Rollout, Tree
 
 
 class RecentState(NamedTuple):
-    """Contents of a memory: rings of `L + 1` slots, time first.
-
-    The slot after the newest row holds only an observation.
-    """
+    """Contents of a memory: rings of `L + 1` slots, time first; after the newest row only an observation."""
 
     next: Int[Array, " N"]
     """Slot of the row to be written next."""
@@ -37,12 +33,10 @@ class RecentState(NamedTuple):
     """False also where nothing has been written yet."""
     extras: Tree
     arrived: UInt32[Array, "L+1 N"]
-    """Number of each row in the order in which rows of all actors came, modulo 2^32.
-
-    Rows that only fill up a rollout get no new number.
-    """
+    """Number of each row in the order in which environment steps of all actors came, from 1, modulo 2^32. A
+    row without one has the number of the next that comes."""
     total: UInt32[Array, ""]
-    """Number of the newest row."""
+    """Number of the newest environment step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +97,8 @@ class Recent:
         slots_of_observations = (start + jnp.arange(T + 1, dtype=jnp.int32)[:, None]) % slots
         rows = slots_of_observations[:-1]
 
-        # After an invalid row, which holds an episode's last observation, further invalid ones only fill up a
-        # rollout.
-        before = state.valid[(start - 1) % slots, where[None]]
-        came = rollout.valid | jnp.concatenate([before, rollout.valid[:-1]])
-        arrived = state.total + jnp.cumsum(came.reshape(-1), dtype=jnp.uint32).reshape(T, n)
+        steps = jnp.cumsum(rollout.valid.reshape(-1), dtype=jnp.uint32).reshape(T, n)
+        arrived = state.total + steps + jnp.where(rollout.valid, jnp.uint32(0), jnp.uint32(1))
 
         def put(ring: Array, new: Array) -> Array:
             return ring.at[rows, where[None]].set(new)
@@ -126,7 +117,7 @@ class Recent:
             valid=put(state.valid, rollout.valid).at[slots_of_observations[-1], where].set(False),
             extras=jax.tree.map(put, state.extras, rollout.extras),
             arrived=put(state.arrived, arrived),
-            total=arrived[-1, -1],
+            total=state.total + steps[-1, -1],
         )
 
     def rollout(self, state: RecentState) -> Rollout:
@@ -149,11 +140,13 @@ class Recent:
         )
 
     def age(self, state: RecentState) -> UInt32[Array, "L N"]:
-        """Return how many rows, of all actors, have come after each row of `rollout`; the newest has 0."""
+        """Return how many environment steps, of all actors, have come after each row of `rollout`.
+
+        The newest step has 0, a row after it that holds none 2^32 - 1: the step of its number is to come.
+        """
         column = jnp.arange(self.columns, dtype=jnp.int32)[None]
         return state.total - state.arrived[self._order(state)[:-1], column]
 
     def _order(self, state: RecentState) -> Int[Array, "L+1 N"]:
-        """Return the slots of each actor from the oldest row to that of the observation after the newest."""
         slots = self.length + 1
         return (state.next[None] + 1 + jnp.arange(slots, dtype=jnp.int32)[:, None]) % slots

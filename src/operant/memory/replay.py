@@ -57,10 +57,8 @@ class Replay:
     """
 
     capacity: int
-    """Rows over all columns, each episode's last observation being one.
-
-    Rounded up to a multiple of `columns`.
-    """
+    """Rows over all columns, each episode's last observation being one. Rounded up to a multiple of
+    `columns`."""
     columns: int = 1
     """Actors whose streams it holds."""
     prioritised: bool = False
@@ -123,9 +121,7 @@ class Replay:
 
     @staticmethod
     def emptied(state: ReplayState) -> ReplayState:
-        """Return the memory without its rows, in the room that it has: only what says which rows are held
-        is new.
-        """
+        """Return the memory without its rows, in the room that it has: only the cursors are new."""
         zero = functools.partial(jax.tree.map, jnp.zeros_like)
         return state._replace(
             cursor=zero(state.cursor),
@@ -164,9 +160,7 @@ class Replay:
 
     @staticmethod
     def has_sequence(state: ReplayState, length: int) -> Bool[Array, ""]:
-        """Return whether a sequence of `length` rows can be sampled: one column holds them and the row
-        that follows.
-        """
+        """Return whether `length` rows can be sampled: one column holds them and the row that follows."""
         return Cursor(*state.cursor).held.max() > length
 
     def add(
@@ -322,13 +316,9 @@ class Replay:
         return spread(drawn, 0)
 
     def whole(self, state: ReplayState, index: Int[Array, " B 2"], n_step: int) -> Bool[Array, " B"]:
-        """Return which steps have all their rewards: those of `n_step` rows, or of fewer up to the end of the
-        episode.
+        """Return which steps have all their rewards: `n_step` rows, or fewer up to the episode's end.
 
-        Args:
-            state: the memory.
-            index: row and column with which each step begins, as `sample` returns them.
-            n_step: maximal number of rows in one step.
+        `index` is row and column with which each step begins, as `sample` returns them.
         """
         row, column = index[:, 0], index[:, 1]
         steps = jnp.arange(n_step, dtype=jnp.int32)[None]
@@ -371,9 +361,6 @@ class Replay:
         )
 
     def _check(self, state: ReplayState, rollout: Rollout, n: int) -> None:
-        """Raise unless the rollout is of `n` actors, not too long, and has the components that `init` was
-        given.
-        """
         T = rollout.reward.shape[0]
         if rollout.reward.shape[1] != n:
             raise value_error("rollout", f"of {n} actors, one per column", rollout.reward.shape[1])
@@ -403,9 +390,7 @@ class Replay:
                 )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:
-        """Drop the oldest rows if `written` frames have overwritten theirs, and count the valid rows that
-        stay.
-        """
+        """Drop the oldest rows if `written` frames have overwritten theirs, and count valid ones left."""
         held = new.held
         if self.frames:
             depth, length = self.stacks.depth, self.stacks.length
@@ -427,9 +412,7 @@ class Replay:
         index: Int[Array, "T n"],
         valid: Int[Array, "T n"],
     ) -> tuple[Array, ...]:
-        """Give the highest weight to rows that are now followed, and none to the newest and to those that
-        have left.
-        """
+        """Give the highest weight to rows that are now followed, and none to the newest and those gone."""
         if not self.prioritised:
             return ()
         T, nowhere = len(index), state.priorities[0].size

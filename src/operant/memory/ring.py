@@ -15,10 +15,7 @@ FLAG_BITS = 3
 
 
 class RowSpec(NamedTuple):
-    """One row of one actor, an example of shapes and types.
-
-    Leaves without leading axes; `jax.ShapeDtypeStruct` will do.
-    """
+    """One row of one actor, an example of shapes and types, such as `jax.ShapeDtypeStruct`s."""
 
     observation: Tree
     action: Tree
@@ -26,10 +23,7 @@ class RowSpec(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where columns stand; leaves int32 `[1, n]`.
-
-    All are bounded, so that none overflows, however long the run.
-    """
+    """Where columns stand; leaves int32 `[1, n]`, all bounded, so that none ever overflows."""
 
     next: Int[Array, "1 n"]
     """Row to be written next."""
@@ -46,10 +40,7 @@ class Cursor(NamedTuple):
 
 
 class ReplayState(NamedTuple):
-    """Contents of a memory.
-
-    Rings are flat, column after column: column `c` has rows `c L` to `(c + 1) L - 1`.
-    """
+    """Contents of a memory; column `c` of its flat rings has rows `c L` to `(c + 1) L - 1`."""
 
     cursor: Int[Array, "6 N"]
     """A `Cursor`, in one array."""

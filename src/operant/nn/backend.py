@@ -1,7 +1,6 @@
-"""The door to Keras: nothing else in operant imports it, and this module does so only when asked.
+"""The door to Keras: nothing else in operant imports it, and this module only when asked.
 
-Loading Keras takes some seconds, and its backend is fixed for the life of the process by whoever loads it
-first.
+Its backend is fixed for the life of the process by whoever loads it first.
 """
 
 from __future__ import annotations
@@ -10,23 +9,19 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from operant.errors import BackendError
+from operant.errors import BackendError, SpecError
+
+PACKAGES = ("keras", "operant", "builtins")
+"""Where the classes and functions of a configuration may be, unless the program has registered them."""
 
 
 def keras() -> Any:
-    """Return the Keras module, running on JAX.
-
-    The first call sets ``KERAS_BACKEND`` to ``jax`` and loads Keras, unless the program has loaded it
-    already.
-
-    Raises:
-        BackendError: the program has loaded Keras on another backend.
-    """
+    """Return Keras, loaded on JAX by the first call; BackendError: it is loaded on another backend."""
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = "jax"
     module = importlib.import_module("keras")
@@ -39,6 +34,39 @@ def keras() -> Any:
             "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
         )
     return module
+
+
+def refuse_modules(data: Any) -> None:
+    """Refuse a configuration that names a module, at any depth: Keras imports those of some packages
+    (``keras_hub``) by name, in safe mode too, and so would run a file of that name.
+
+    Raises:
+        SpecError: it names what is neither Keras's nor operant's, nor registered by the program.
+    """
+    registered = keras().saving.get_registered_object
+    rest = [data]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, list | tuple):
+            rest += part
+        if not isinstance(part, Mapping):
+            continue
+        rest += part.values()
+        kind, module = part.get("class_name"), part.get("module")
+        if kind is None or module is None or str(module).partition(".")[0] in PACKAGES:
+            continue
+        # The name by which Keras looks for it before it imports the module.
+        name = part.get("config") if kind == "function" else part.get("registered_name", kind)
+        if not isinstance(name, str) or registered(name) is None:
+            raise unregistered(name if kind == "function" and isinstance(name, str) else kind)
+
+
+def unregistered(name: object) -> SpecError:
+    """Return the error of a class or function in a configuration that Keras does not know."""
+    return SpecError(
+        f"Keras does not know {name!r}. Put @keras.saving.register_keras_serializable() above its "
+        "definition, and import the module that holds it."
+    )
 
 
 @contextlib.contextmanager

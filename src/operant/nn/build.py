@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from operant.errors import SpecError, suggest
@@ -16,8 +18,9 @@ from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.layer_lists import config, from_config, takes_integers
 from operant.nn.model import Model, ModelInput
-from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, parse
-from operant.nn.weights import collect
+from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, boundary, parse
+from operant.nn.weights import Weight, collect, undrawn
+from operant.spec.runtime import free_memory
 from operant.spec.spaces import Leaf
 
 
@@ -76,7 +79,7 @@ def build(
     groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
-    with numpy_promotion(), k.StatelessScope() as scope:
+    with boundary(network), numpy_promotion(), undrawn() as scope:
         parsed = parse(network)
         if not isinstance(parsed, KerasModel):
             _warn_of_channels(fed)
@@ -101,6 +104,7 @@ def build(
                 else zip(source.weights, copy.weights, strict=True)
             )
         weights = collect(built, scope, copied)
+        _expect_room(weights)
     return Model(
         built,
         weights,
@@ -113,10 +117,20 @@ def build(
     )
 
 
+def _expect_room(weights: Sequence[Weight]) -> None:
+    """Refuse a network whose weights alone do not fit into the device's memory, before they are drawn."""
+    sizes = {w: math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights}
+    size, free = sum(sizes.values()), free_memory(jax.local_devices()[0])
+    if free is not None and size > free:
+        largest = max(sizes, key=lambda w: sizes[w])
+        raise SpecError(
+            f"The network takes {size:,} bytes, and {free:,} are free. Most are for {largest.name!r} of "
+            f"shape {list(largest.shape)}. Use smaller layers."
+        )
+
+
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
-    """Warn of images that networks would read with their axes confused: declared like this, they cannot be
-    transposed here.
-    """
+    """Warn of images whose axes networks would confuse: declared so, they cannot be transposed here."""
     for name, leaf in fed.items():
         if leaf.channels_first:
             height, width, channels = leaf.shape
@@ -130,7 +144,7 @@ def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:
 
 
 def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
-    """Pair the untrained weights of a model that have values with those of its copy: they are not drawn anew.
+    """Pair a model's untrained weights that have values with its copy's: they are not drawn anew.
 
     A weight holds its value itself, or the scope does if it was made there, as when a file is read.
     """
@@ -144,10 +158,7 @@ def _untrained(model: Any, copy: Any, scope: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Return registered tensors by name.
-
-    With several towers, which share names, each name gets its tower's number.
-    """
+    """Return registered tensors by name; of several towers, which share names, with the tower's number."""
     return {
         name if len(graphs) == 1 else f"{name} ({i})": x
         for i, graph in enumerate(graphs)
@@ -187,9 +198,7 @@ def _normalizer_name(name: str) -> str:
 
 
 def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
-    """Return an input as networks read it: floats as float32, frames scaled, choices as int32, bools as
-    they are.
-    """
+    """Return an input as networks read it: floats as float32, frames scaled, choices as int32."""
     k = keras()
     if leaf.type == "bool":
         return entry
@@ -198,12 +207,11 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
     if leaf.dtype == "uint8" and leaf.type == "float" and scaled:
         top = float(leaf.high.max()) if math.isfinite(leaf.high.max()) else 255.0
         return k.layers.Rescaling(1.0 / max(top, 1.0), dtype="float32")(entry)
-    x = entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     if name not in normalized:
-        return x
+        return entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     from operant.nn.keras_layers import Normalizer
 
-    return Normalizer(name=_normalizer_name(name), dtype="float32")(x)
+    return Normalizer(name=_normalizer_name(name), dtype="float32")(entry)
 
 
 def _bounds(leaf: Leaf) -> Bounds:
@@ -280,9 +288,7 @@ def _from_cfg(
     heads: Mapping[str, Head],
     normalized: Sequence[str],
 ) -> dict[str, Any]:
-    """Make the model of a .cfg file for these inputs and heads: it reads an image, vectors joined into
-    one, or both.
-    """
+    """Make a .cfg file's model for these inputs and heads: an image, vectors joined into one, or both."""
     tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
@@ -339,9 +345,7 @@ def _is_softmax(model: Any, index: int) -> bool:
 
 
 def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a whole model's outputs against the heads, in order, and add the heads that are learned
-    constants.
-    """
+    """Check a whole model's outputs against the heads, in order, and add those that are constants."""
     k = keras()
     if isinstance(called, Mapping) and list(called) != sorted(called):
         raise SpecError(

@@ -62,15 +62,10 @@ class Cfg:
 
     @classmethod
     def read(cls, path: str | Path) -> Cfg:
-        """Read a file.
-
-        Args:
-            path: of the file; for one that comes with operant its name is enough, unless a file of that name
-                exists here.
+        """Read a file; for one that comes with operant its name is enough, unless such a file exists here.
 
         Raises:
-            SpecError: it cannot be read, or a section is not understood; the message names file, section and
-                key.
+            SpecError: it cannot be read, or a section is not understood; names file, section and key.
         """
         place, close = Path(path), ""
         if place.parent == Path() and not place.exists():
@@ -130,8 +125,7 @@ class Cfg:
         return self.sections[0].kind
 
     def units(self, sizes: Mapping[str, int]) -> list[int]:
-        """Return the sizes of the outputs without `units`, for a model that must have these outputs, in this
-        order.
+        """Return the sizes of the outputs without `units`, for a model with outputs of these `sizes`.
 
         Raises:
             SpecError: the number of outputs differs, or the file's own `units` do.
@@ -164,8 +158,7 @@ class Cfg:
             input_shape: shape of the input without the batch axis.
             output_units: sizes of the outputs without `units`, in order.
             seed: root of the seeds of all initialisers; None: Keras draws them.
-            vector_size: length of a vector, a second input of the model, that joins once the first has become
-                a vector too.
+            vector_size: length of a second input that joins once the first has become a vector, too.
 
         Raises:
             SpecError: the number of sizes differs, or a layer does not fit its input.
@@ -209,7 +202,6 @@ class Cfg:
     def _added(
         self, section: Section, x: Any, units: int | None, seed: int | None, names: dict[str, int]
     ) -> Any:
-        """Add a section's layer to a tensor; layers are numbered within the model, not the process."""
         place = f"{self.source}, section [{section.name}]"
         kind, shape = KINDS[section.kind], tuple(x.shape[1:])
         if kind.ranks and len(shape) not in kind.ranks:
@@ -237,7 +229,6 @@ class Cfg:
 
 
 def _section(name: str, lines: Mapping[str, str], shared: set[str], source: str) -> Section:
-    """Read one section; keys of `[DEFAULT]` apply to the kinds that know them."""
     place = f"{source}, section [{name}]"
     kind = name.partition("-")[0].strip().lower().rstrip("0123456789_")
     if kind in RECURRENT:
@@ -273,7 +264,6 @@ def _section(name: str, lines: Mapping[str, str], shared: set[str], source: str)
 
 
 def _check_outputs(sections: Sequence[Section], source: str) -> None:
-    """Refuse sections that lead nowhere."""
     last = sections[-1]
     if not any(section.output for section in sections):
         raise SpecError(f"{source} has no output. Mark its last section, [{last.name}], with output=1.")
@@ -284,7 +274,7 @@ def _check_outputs(sections: Sequence[Section], source: str) -> None:
 
 
 def _derived(seed: int | None, index: int) -> int | None:
-    """Return a seed for the layer at an index, unrelated to those of other layers and other seeds."""
+    """Return a seed for the layer at an index, unrelated to those of others."""
     return None if seed is None else int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
@@ -332,7 +322,6 @@ class ModelReader:
 
 
 def _sizes(name: str, value: Any, low: int = 1) -> tuple[int, ...]:
-    """Return whole numbers, including NumPy's, as a tuple."""
     several = isinstance(value, Sequence) and not isinstance(value, str)
     try:
         entries = list(value) if several else [value]

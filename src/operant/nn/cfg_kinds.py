@@ -73,7 +73,6 @@ def _one_of(*known: str) -> Callable[[str, str], str]:
 
 
 def _kernel(values: Values, seed: int | None) -> Any:
-    """Return the initialiser of a kernel."""
     from operant.nn.keras_layers import Orthogonal
 
     k = keras()

@@ -71,9 +71,7 @@ def _for_images(
 def _for_kernel(
     x: Float[Array, "B H W C"], y: Float[Array, "B Y X D"], *, strides: tuple[int, int], size: tuple[int, int]
 ) -> Float[Array, "h w C D"]:
-    """Return the gradient for a kernel of this size: the convolution of `x` with `y`, over the images
-    instead of the channels.
-    """
+    """Return the gradient for a kernel of this size: `x` convolved with `y`, over images, not channels."""
     high, wide = _whole(size, strides)
     extent = [(n - 1) * s + k for n, s, k in zip(y.shape[1:3], strides, (high, wide), strict=True)]
 
@@ -98,16 +96,12 @@ def _for_kernel(
 
 
 def _whole(size: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """Round up to whole tiles."""
     high, wide = (-(-k // s) * s for k, s in zip(size, strides, strict=True))
     return high, wide
 
 
 def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
-    """Pad or crop `[H, W, C]` to a size of whole tiles, and turn the pixels of each tile into channels.
-
-    Mapped over the axis `along`.
-    """
+    """Pad or crop `[H, W, C]`, mapped over `along`, to whole tiles; make channels of each tile's pixels."""
 
     def tiled(x: Array) -> Array:
         x = _resized(x, size)
@@ -119,8 +113,6 @@ def _tiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) 
 
 
 def _untiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int) -> Array:
-    """Turn tiles into pixels again, of an image of this size."""
-
     def untiled(x: Array) -> Array:
         (s, t), (height, width, channels) = strides, x.shape
         x = x.reshape(height, width, s, t, channels // (s * t)).swapaxes(1, 2)
@@ -130,7 +122,6 @@ def _untiled(x: Array, strides: tuple[int, int], size: Sequence[int], along: int
 
 
 def _resized(x: Array, size: Sequence[int]) -> Array:
-    """Pad the first axes with zeros, or crop them, at the end."""
     edges = [(0, wanted - here, 0) for wanted, here in zip(size, x.shape, strict=False)]
     return jax.lax.pad(x, jnp.zeros((), x.dtype), [*edges, *[(0, 0, 0)] * (x.ndim - len(edges))])
 
@@ -171,7 +162,6 @@ FOR_KERNEL = _primitive("convolve_for_kernel", _for_kernel)
 
 
 def _size(of: Any, axis: int) -> tuple[int, int]:
-    """Return height and width of what a derivative is for, which has a shape but no value."""
     high, wide = of.aval.shape[axis : axis + 2]
     return high, wide
 

@@ -36,8 +36,6 @@ def mermaid(networks: Mapping[str, Drawable]) -> str:
 
 
 class _Chart:
-    """The lines of one network: nodes in the order of computation, each with the arrows that lead to it."""
-
     def __init__(self, prefix: str, drawable: Drawable) -> None:
         self.lines: list[str] = []
         self._prefix, self._count = prefix, 0
@@ -61,7 +59,6 @@ class _Chart:
         self.lines.append(f"{source} {arrow} {node}")
 
     def _drawn(self, tensor: Any) -> str:
-        """Return the node that a tensor comes from, after drawing it and all that leads to it."""
         operation, index, _ = tensor._keras_history
         key = id(operation), index
         if key not in self._nodes:
@@ -86,7 +83,6 @@ def keras_outputs(network: Any) -> dict[str, Any]:
 
 
 def _kind(operation: Any) -> str:
-    """Return a layer's class, with its activation if it has one."""
     kind = type(operation).__name__
     function = getattr(operation, "activation", None)
     name = getattr(function, "__name__", None)
@@ -98,7 +94,6 @@ def _kind(operation: Any) -> str:
 
 
 def _shape(tensor: Any) -> str:
-    """Return a shape without the batch axis: `84 × 84 × 4`; `1` for a number."""
     return " × ".join("?" if n is None else str(n) for n in tensor.shape[1:]) or "1"
 
 

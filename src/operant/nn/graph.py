@@ -1,6 +1,4 @@
-"""Where layers are put together: a Keras graph under construction, with named tensors and recurrent
-states.
-"""
+"""Where layers are put together: a Keras graph under construction, with tensors and recurrent states."""
 
 from __future__ import annotations
 
@@ -31,11 +29,7 @@ ACTIVATIONS = {
 
 
 def activation(name: str | None) -> str:
-    """Return Keras's name of an activation.
-
-    Raises:
-        SpecError: there is no such activation.
-    """
+    """Return Keras's name of an activation; SpecError: there is no such one."""
     known = "none" if name is None else str(name).replace("_", "-")
     if known == "linear":
         known = "none"
@@ -45,9 +39,7 @@ def activation(name: str | None) -> str:
 
 
 def orthogonal(nonlinearity: str | None, scale: float = 1.0) -> Any:
-    """Return an orthogonal initialiser (Saxe et al. 2014), with gain √2, or 1 before a linear activation
-    or a sigmoid, softmax or softplus.
-    """
+    """Return an orthogonal initialiser (Saxe et al. 2014): gain √2, or 1 before linear or sigmoid ones."""
     from operant.nn.keras_layers import Orthogonal
 
     plain = activation(nonlinearity) in ("linear", "sigmoid", "softmax", "softplus")
@@ -60,9 +52,7 @@ def safe_name(name: str) -> str:
 
 
 def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in another shape (except for the batch axis), in float32 whatever the user's
-    keras.json says.
-    """
+    """Return a tensor in another shape (but for the batch axis), in float32 despite any keras.json."""
     return keras().layers.Reshape(shape, dtype="float32")(tensor)
 
 
@@ -71,9 +61,7 @@ Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class Carries:
-    """The recurrent states of a model: Keras inputs for those before the step and tensors for those after
-    it, by name.
-    """
+    """A model's recurrent states by name: Keras inputs for those before the step, tensors for those after."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, Any] = {}

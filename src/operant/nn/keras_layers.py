@@ -1,7 +1,4 @@
-"""Operant's own Keras layers and initialisers, registered so that a saved model loads in safe mode.
-
-Importing this module loads Keras.
-"""
+"""Operant's Keras layers and initialisers, registered so that a saved model loads in safe mode."""
 
 from __future__ import annotations
 
@@ -68,9 +65,7 @@ class Conv2D(_keras.layers.Conv2D):  # type: ignore[name-defined]
 
 
 def compute_fast(layer: Any) -> None:
-    """Have a layer of the user's convolve as `Conv2D` does, if it is one of Keras's, or derived from it with
-    the same `convolution_op`, which Keras documents as the method to change.
-    """
+    """Have a layer of the user's convolve as `Conv2D` does, if it is Keras's, or has its `convolution_op`."""
     plain = _keras.layers.Conv2D
     if isinstance(layer, plain) and type(layer).convolution_op is plain.convolution_op:
         layer.convolution_op = functools.partial(Conv2D.convolution_op, layer)
@@ -106,9 +101,7 @@ class LearnedConstant(_keras.layers.Layer):  # type: ignore[name-defined]
 
 @_keras.saving.register_keras_serializable("operant")
 class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
-    """Standardises its input by running moments, which `operant.nn.Model.observe` updates, and clips to
-    ±`clip`.
-    """
+    """Standardises by running moments, which `operant.nn.Model.observe` updates, and clips to ±`clip`."""
 
     def __init__(self, clip: float = 10.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

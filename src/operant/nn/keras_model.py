@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from operant import checkpoint
-from operant.errors import CheckpointError
+from operant.checkpoint.arrays import fitted
+from operant.errors import CheckpointError, reading
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.weights import named_variables
 
@@ -33,12 +34,14 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         """Load weights from a run's `checkpoints`, or from a file of Keras's own (`.weights.h5`).
 
         Raises:
-            CheckpointError: there is no such file, it is of another kind or damaged, or it is of another
-                network.
+            CheckpointError: there is no such file, or it is of another kind or network, or damaged.
         """
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
-            super().load_weights(filepath, **kwargs)
+            with reading(f"The weights {str(filepath)!r}"):
+                super().load_weights(filepath, **kwargs)
+                for variable in self.variables:
+                    fitted(np.asarray(variable), tuple(variable.shape), variable.dtype)
             return LoadStatus()
         leaves, _ = checkpoint.load(filepath)
         variables = {f"model/{name}": variable for name, variable in named_variables(self)}
@@ -68,12 +71,12 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
             )
         with numpy_promotion():
             for name, variable in variables.items():
-                variable.assign(values[name])
+                with reading(f"The weights {str(filepath)!r}"):
+                    variable.assign(fitted(values[name], wanted[name], variable.dtype))
         return LoadStatus()
 
 
 def _expect_file(path: str | Path) -> None:
-    """Refuse what is not a file of Keras weights."""
     if not Path(path).exists():
         raise CheckpointError(f"The weights {str(path)!r} do not exist.")
     if not str(path).endswith(FILES):

@@ -1,7 +1,7 @@
 """Keras optimizers as operant's options, and back.
 
-A Keras optimizer is read, not run: its class and numbers say which of `operant.ops.optimise` to use. Numbers
-keep their meaning, down to where ε stands in the denominator.
+They are read, not run: class and numbers say which of `operant.ops.optimise` to use, with the same meaning,
+down to where ε stands in the denominator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from operant.errors import SpecError, suggest, value_error
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules
 
 ADAM = {"beta_1": "beta1", "beta_2": "beta2", "epsilon": "opt_epsilon"}
 CLASSES: dict[str, tuple[str, dict[str, str]]] = {
@@ -48,17 +48,13 @@ def is_keras(value: Any) -> bool:
 
 
 def options_of(optimizer: Any) -> dict[str, Any]:
-    """Return a Keras optimizer as options of an agent.
+    """Return an optimizer of Keras (or what `keras.optimizers.get` reads) as options of an agent.
 
     Every number becomes an option: `lr`, `beta1`, `beta2`, `opt_epsilon`, `grad_norm` (from
     `global_clipnorm`); the rest stays with the name in `optimizer`.
 
-    Args:
-        optimizer: an optimizer of `keras.optimizers`, or anything that `keras.optimizers.get` reads.
-
     Raises:
-        SpecError: its class, its schedule or an argument has no counterpart; the message says what to give
-            instead.
+        SpecError: its class, its schedule or an argument has no counterpart; says what to give instead.
     """
     k = keras()
     if not isinstance(optimizer, k.optimizers.Optimizer):
@@ -103,7 +99,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _learning_rate(value: Any) -> tuple[float, dict[str, Any] | None]:
-    """Return the first learning rate and, if it changes, the schedule of its factors over gradient steps."""
+    """Return the first learning rate, and the schedule of its factors over gradient steps, if any."""
     if not isinstance(value, Mapping):
         # Keras keeps it as float32; the shortest decimal that means the same is what the user wrote.
         return float(str(np.float32(value))), None
@@ -164,16 +160,13 @@ SCHEDULES = {
 
 
 def keras_optimizer(value: Any) -> Any:
-    """Return a Keras optimizer: the object itself, or one made from a name or a dict with `type`.
-
-    Raises:
-        SpecError: the name or an argument is unknown.
-    """
+    """Return a Keras optimizer: the object, or one of a name or a dict; SpecError: this is unknown."""
     k = keras()
     if isinstance(value, k.optimizers.Optimizer):
         return value
     arguments = dict(value) if isinstance(value, Mapping) else {}
     if "class_name" in arguments:
+        refuse_modules(arguments)
         return k.optimizers.deserialize(arguments)
     name = arguments.pop("type", None) if isinstance(value, Mapping) else value
     if not isinstance(name, str):

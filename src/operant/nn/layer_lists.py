@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
 from operant.nn import layers
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules, unregistered
 from operant.nn.graph import Graph, reshaped
 from operant.nn.layers import RANKS, Layer
 from operant.nn.recurrent import Gru, Lstm, Rnn
@@ -22,7 +22,6 @@ TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCross
 
 
 def _index(name: str, value: Any) -> Any:
-    """Return a whole number, which unlike a count may be 0 or negative, checked."""
     number = as_whole(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise value_error(name, "a whole number", value)
@@ -81,7 +80,6 @@ class Retrieve(Layer):
         return self.axis % rank
 
     def _alike(self, tensors: list[Any]) -> list[Any]:
-        """Bring tensors to one shape (except along the joined axis)."""
         ops = keras().ops
         shapes = [tuple(x.shape[1:]) for x in tensors]
         rank = max(map(len, shapes))
@@ -182,6 +180,7 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
         raise SpecError(
             f"{cls.__name__} layers cannot be saved as data. Write a registered Keras layer instead."
         )
+    refuse_modules(arguments)
     if isinstance(arguments.get("vocabulary"), str):
         refuse_code(arguments["vocabulary"], "vocabulary file")
     try:
@@ -193,11 +192,7 @@ def keras_layer(layer: Any, name: str | None = None, **arguments: Any) -> KerasL
 
 
 def config(layer: Any) -> dict[str, Any]:
-    """Return the configuration of a Keras layer or model as JSON data.
-
-    Raises:
-        SpecError: its class cannot say how it was made.
-    """
+    """Return a Keras layer's or model's configuration as JSON data; SpecError: it cannot be said."""
     try:
         text = json.dumps(keras().saving.serialize_keras_object(layer))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -209,9 +204,7 @@ def config(layer: Any) -> dict[str, Any]:
 
 
 def _uncompiled(text: str) -> dict[str, Any]:
-    """Read a configuration from JSON without what models were compiled with: an optimizer is not part of a
-    network.
-    """
+    """Read a configuration from JSON, without the optimizer that models were compiled with."""
     data: dict[str, Any] = json.loads(
         text, object_hook=lambda d: {key: value for key, value in d.items() if key != "compile_config"}
     )
@@ -222,18 +215,17 @@ def from_config(data: Mapping[str, Any]) -> Any:
     """Make a Keras layer or model from its configuration, in safe mode: the data may hold no code.
 
     Raises:
-        SpecError: the configuration is not understood, or holds code.
+        SpecError: the configuration is not understood, holds code, or names a module.
     """
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
+    plain = _uncompiled(json.dumps(data))
+    refuse_modules(plain)
     try:
-        return keras().saving.deserialize_keras_object(_uncompiled(json.dumps(data)), safe_mode=True)
+        return keras().saving.deserialize_keras_object(plain, safe_mode=True)
     except (TypeError, ValueError, KeyError) as error:
         if (unknown := re.match(r"Could not locate (?:class|function) '(\w+)'", str(error))) is not None:
-            raise SpecError(
-                f"Keras does not know {unknown[1]!r}. Put @keras.saving.register_keras_serializable() above "
-                "its definition, and import the module that holds it."
-            ) from None
+            raise unregistered(unknown[1]) from None
         raise SpecError(f"Keras cannot read the configuration: {_first_line(error)}") from None
 
 
@@ -282,11 +274,7 @@ LAYERS: Registry[Layer] = Registry(
 
 
 def read(spec: Any, label: str) -> Layer:
-    """Read the specification of one layer; messages begin with `label`, its place in the network.
-
-    Raises:
-        SpecError: the layer or one of its arguments is not known or not legal.
-    """
+    """Read one layer's specification; SpecError: it is unknown or not legal; begins with `label`."""
     k = keras()
     try:
         if isinstance(spec, Layer):
@@ -315,9 +303,7 @@ def read(spec: Any, label: str) -> Layer:
 
 
 def _registered(path: Any) -> type | None:
-    """Return the class at this import path if the program has registered it with Keras: nothing needs to
-    be imported then.
-    """
+    """Return the class at this import path if the program has registered it with Keras."""
     module, _, name = path.replace(":", ".").rpartition(".") if isinstance(path, str) else ("", "", "")
     cls = getattr(sys.modules.get(module), name, None) if module else None
     registered = isinstance(cls, type) and any(
@@ -327,12 +313,7 @@ def _registered(path: Any) -> type | None:
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
-    """Add a layer to a graph.
-
-    Raises:
-        SpecError: its input does not fit; the message names the place, the shape it needs and the shape it
-            gets.
-    """
+    """Add a layer to a graph; SpecError: its input does not fit; names place and both shapes."""
     if not layer.raw:
         x = graph.encode(x)
     shape = tuple(x.shape[1:])
@@ -346,18 +327,14 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
         return layer(graph, x)
     except SpecError as error:
         raise SpecError(f"{label} ({layer.type}): {error}") from None
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # a layer of the user's may raise anything
         raise SpecError(
             f"{label} ({layer.type}) does not take an input of shape {shape}: {_first_line(error)}"
-        ) from None
+        ) from error
 
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:
-    """Add a list of layers, the first on the network's input unless it is a `retrieve`.
-
-    Raises:
-        SpecError: there are several inputs that cannot be joined as they are.
-    """
+    """Add a list of layers, the first on the input or a `retrieve`; SpecError: inputs cannot be joined."""
     if stack and isinstance(stack[0], Retrieve):
         x = None
     else:
@@ -378,7 +355,6 @@ def _retrieved(graph: Graph, layer: Retrieve, label: str) -> Any:
 
 
 def _whole_input(graph: Graph, label: str) -> Any:
-    """Return the only component, or all of them as one vector if none has axes that would be lost."""
     tensors = [graph.retrieve(name) for name in graph.inputs]
     if len(tensors) == 1:
         x = tensors[0]

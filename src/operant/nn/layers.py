@@ -1,7 +1,6 @@
-"""The layers that a network specification may name, with their arguments.
+"""The layers that a network specification may name: frozen dataclasses, whose fields are the arguments.
 
-Each layer is a frozen dataclass: its fields are the arguments, and calling it adds it to a `Graph`. Shapes in
-messages leave out the batch axis.
+Calling one adds it to a `Graph`. Shapes in messages leave out the batch axis.
 """
 
 from __future__ import annotations
@@ -350,10 +349,7 @@ class Activation(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dropout(Layer):
-    """Sets a share of its input to zero in gradient steps, another with every step (Srivastava et al. 2014).
-
-    Does nothing else.
-    """
+    """Sets a share of its input to zero in gradient steps, another in each (Srivastava et al. 2014)."""
 
     type = "dropout"
     rate: Rate
@@ -383,10 +379,7 @@ class Clipping(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearNormalization(Layer):
-    """Values between bounds moved to -2..2.
-
-    Without arguments the bounds of the state that it reads; open ones leave values as they are.
-    """
+    """Values between bounds (default: the state's own) moved to -2..2; open bounds leave them alone."""
 
     type = "linear_normalization"
     min_value: float | None = None

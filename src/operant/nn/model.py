@@ -18,9 +18,8 @@ from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.drawing import Drawable
 from operant.nn.graph import Carries
-from operant.nn.layer_lists import config, from_config
 from operant.nn.training_mode import LEARNING, averages, differs, leaves
-from operant.nn.weights import Weight, adapted, collect, is_seed, named_variables, reading, write
+from operant.nn.weights import Weight, adapted, is_seed, named_variables, reading, write
 from operant.ops import normalization, prng
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
@@ -45,9 +44,7 @@ class ModelInput(NamedTuple):
 
 
 class Model:
-    """A network with named inputs and heads.
-
-    Made by `operant.nn.build`; hashed by identity, so it can be static.
+    """A network with named inputs and heads. Made by `operant.nn.build`; hashed by identity.
 
     Observations and outputs may have any leading axes `*B` (the same for all components), also none.
     """
@@ -118,11 +115,7 @@ class Model:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The network's specification as JSON data, which `build` reads.
-
-        Raises:
-            SpecError: a Keras model or layer cannot be written as data.
-        """
+        """The network as JSON data for `build`; SpecError: a Keras model or layer cannot be written so."""
         return self._to_spec()
 
     @property
@@ -159,15 +152,10 @@ class Model:
     def learning(self, variables: Variables, key: Key, *path: int | Array) -> Variables:
         """Return variables with which calls apply layers as in training: for losses only.
 
-        Dropout and other noise are drawn anew for every key; all calls that read the result share one noise.
-        Batch normalisation standardises by the batch. For a network without such layers the variables are
-        returned as they are, so its compiled programs are unaffected.
-
-        Args:
-            variables: as from `init`.
-            key: for the noise, which is derived from it apart, so that the key may serve other purposes as
-                well.
-            path: numbers that are folded into the key.
+        Dropout and other noise are drawn anew for every key (and the numbers in `path`, folded into it); all
+        calls that read the result share one noise. The noise's key is derived apart, so `key` may serve other
+        purposes. Batch normalisation standardises by the batch. For a network without such layers the
+        variables are returned as they are, so its compiled programs are unaffected.
         """
         if not self.learns_otherwise:
             return variables
@@ -185,7 +173,7 @@ class Model:
         return {**variables, "state": {k: x for k, x in variables["state"].items() if k != LEARNING}}
 
     def averaged(
-        self, params: Arrays, variables: Variables, observation: Arrays, *, there: Array | None = None
+        self, params: Arrays, variables: Variables, observation: Arrays, *, has_rows: Array | None = None
     ) -> Arrays:
         """Return parameters with the running averages moved by the batch of a gradient step.
 
@@ -196,8 +184,7 @@ class Model:
             variables: those with which the loss called the model: from before the step, returned by
                 `learning`.
             observation: the step's batch, as in `apply`.
-            there: whether any of its rows counts (default: some do); if none does, the averages stay, as
-                parameters do.
+            has_rows: whether any of its rows counts (default: some do); if none does, the averages stay.
         """
         if not self.averages:
             return params
@@ -205,8 +192,8 @@ class Model:
         old = variables["params"]
         # The optimizer skips a batch with a NaN in it as well.
         moves = {k: jnp.all(jnp.isfinite(after[k])) for k in self.averages}
-        if there is not None:
-            moves = {k: finite & there for k, finite in moves.items()}
+        if has_rows is not None:
+            moves = {k: finite & has_rows for k, finite in moves.items()}
         moved = {k: jnp.where(moves[k], after[k], old[k]) for k in self.averages}
         return {**params, **moved}
 
@@ -250,8 +237,7 @@ class Model:
     def states(self, variables: Variables, observation: Arrays, carry: Tree, reset: Array) -> Tree:
         """Return the recurrent states before successive rows and after the last, `[T + 1, *B, size]` by name.
 
-        With `apply` they tell what the outputs would be if a row had shown something else. Arguments are
-        those of `unroll`.
+        With `apply` they tell what the outputs would be if a row had shown something else (see `unroll`).
         """
         _, before, last = self._rows(variables, observation, carry, reset)
         return jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), before, last)
@@ -259,9 +245,7 @@ class Model:
     def _rows(
         self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
     ) -> tuple[Arrays, Tree, Tree]:
-        """Return outputs of successive rows, the recurrent states before them, and the state after the
-        last.
-        """
+        """Return outputs of successive rows, the recurrent states before them, and that after the last."""
         rows = {name: observation[name] for name in self._ports if name in observation}
 
         def step(
@@ -279,9 +263,7 @@ class Model:
         return outputs, before, carry
 
     def _call(self, variables: Variables, observation: Arrays, carry: Tree) -> tuple[Arrays, Tree, Arrays]:
-        """Return outputs, carry, and what the call makes of ``variables["state"]``, with its mark and
-        running averages.
-        """
+        """Return outputs, carry, and what the call makes of ``variables["state"]``: its running averages."""
         lead, arguments = self._arguments(observation)
         if self.recurrent:
             if set(carry) != set(self._carries):
@@ -308,7 +290,6 @@ class Model:
         return heads, carry, dict(zip(self._state, after, strict=True)) | marked
 
     def _arguments(self, observation: Arrays) -> tuple[tuple[int, ...], dict[str, Array]]:
-        """Return the leading axes, and the Keras model's inputs with one batch axis."""
         lead: tuple[int, ...] | None = None
         arguments = {}
         for name, (inner, leaf) in self._ports.items():
@@ -335,21 +316,16 @@ class Model:
         return {name: jnp.zeros((n, size), jnp.float32) for name, size in self._carries.items()}
 
     def observe(self, variables: Variables, observation: Arrays, valid: Array) -> Variables:
-        """Add rows to the running moments of the normalised inputs.
+        """Add rows to the running moments of the normalised inputs; without any, return the variables.
 
-        The variables themselves if there are none.
-
-        Args:
-            variables: as from `init`.
-            observation: components `[T, *B, *leaf.shape]`; rows beyond those of `valid` are ignored.
-            valid: `[T, *B]`, False on rows that do not count.
+        The observation has components `[T, *B, *leaf.shape]`, of which rows beyond those of `valid` `[T, *B]`
+        are ignored; it is False on rows that do not count.
         """
         state = dict(variables["state"])
         for name, layer in self._normalized.items():
             fields = _moments(layer)
             moments = normalization.Moments(**{field: state[inner] for field, inner in fields.items()})
-            rows = observation[name][: valid.shape[0]].astype(jnp.float32)
-            moments = normalization.update(moments, rows, valid)
+            moments = normalization.update(moments, observation[name][: valid.shape[0]], valid)
             state |= {fields[field]: value for field, value in moments._asdict().items()}
         return {**variables, "state": state}
 
@@ -366,46 +342,13 @@ class Model:
         outputs = {inner: name for name, inner in self._heads.items()}
         return Drawable(self._network, inputs, outputs, self._registered)
 
-    def keras_model(self, variables: Variables) -> Any:
-        """Return a new Keras model that holds these variables, for saving or export: inputs and heads by
-        name.
-
-        Raises:
-            SpecError: a user's class in it cannot be rebuilt from its configuration.
-        """
-        with numpy_promotion():
-            with keras().StatelessScope() as scope:
-                copy = from_config(config(self._network))
-                collect(copy, scope)
-            write(copy, {**variables["params"], **variables["state"]})
-        return copy
-
     def assign(self, variables: Variables) -> None:
-        """Write variables into the Keras model itself, and so into a model of the user's that is part of
-        it.
-        """
+        """Write variables into the Keras model itself, and so into one of the user's that is part of it."""
         with numpy_promotion():
             write(self._network, {**variables["params"], **variables["state"]})
 
-    def load_keras(self, model: Any) -> Variables:
-        """Return the weights of a Keras model, such as one from `keras_model`, as variables.
-
-        Raises:
-            SpecError: its weights are not those of this model.
-        """
-        arrays = dict(named_variables(model))
-        wanted = {w.name: w.shape for w in self._weights}
-        shapes = {name: tuple(v.shape) for name, v in arrays.items()}
-        if shapes != wanted:
-            differing = sorted(n for n in wanted.keys() | shapes.keys() if wanted.get(n) != shapes.get(n))
-            listed = ", ".join(f"{n} (here {wanted.get(n)}, there {shapes.get(n)})" for n in differing[:3])
-            raise SpecError(f"The Keras model {model.name!r} does not fit. Weights that differ: {listed}.")
-        values = {name: jnp.array(v.value, copy=True) for name, v in arrays.items()}
-        return self._variables(values)
-
 
 def _refuse_penalties(layer: Any) -> None:
-    """Refuse what only Keras's own training, which is not used here, would apply."""
     weights = layer.trainable_variables
     penalties = {
         "an activity regularizer": layer.activity_regularizer is not None,
@@ -422,7 +365,5 @@ def _refuse_penalties(layer: Any) -> None:
 
 
 def _moments(layer: str) -> dict[str, str]:
-    """Return the names of a normalising layer's moments among the variables, by field of
-    `normalization.Moments`.
-    """
+    """Return a normalising layer's moments among the variables, by field of `normalization.Moments`."""
     return {field: f"{layer}/{field}" for field in normalization.Moments._fields}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import numbers
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,18 +15,19 @@ from operant.errors import (
     NETWORK_LIBRARIES,
     SpecError,
     as_whole,
+    reading,
     shown,
     suggest,
     value_error,
     whole,
 )
 from operant.nn import layers
-from operant.nn.backend import keras
+from operant.nn.backend import keras, refuse_modules
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Graph, activation, reshaped
 from operant.nn.layer_lists import LAYERS, Register, add, add_all, config, from_config, read
 from operant.nn.recurrent import Lstm
-from operant.spec import Registry, build, data_only, refuse_code
+from operant.spec import Registry, build, data_only, from_json, refuse_code
 
 FORMS = (
     "Give 'auto', a list of widths ([64, 64]) or of layers, a dict with 'type' ('auto', 'layered', "
@@ -51,10 +53,9 @@ class AutoNetwork:
     """
 
     size: int | tuple[int, ...] | None = None
-    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images).
-
-    Several: the widths of as many dense layers; with images, they follow the dense layers of the
-    convolutions, which then have their usual width."""
+    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images). Several: the widths
+    of as many dense layers; with images, they follow the dense layers of the convolutions, which then have
+    their usual width."""
     depth: int | None = None
     """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None
@@ -105,7 +106,6 @@ class AutoNetwork:
 
     @property
     def _size(self) -> int | None:
-        """Width of every dense layer, if one is given for all."""
         return self.size if isinstance(self.size, int) else None
 
     def _dense(self, graph: Graph, x: Any, size: int, usual: str) -> Any:
@@ -113,7 +113,6 @@ class AutoNetwork:
         return self._activated(graph, x, layers.Dense(size=size, activation=self.activation or usual))
 
     def _activated(self, graph: Graph, x: Any, layer: layers.KernelLayer) -> Any:
-        """Add a layer; with `norm` its activation comes after the normalisation."""
         if self.norm is None:
             return layer(graph, x)
         x = dataclasses.replace(layer, activation="none")(graph, x)
@@ -167,11 +166,7 @@ class LayerStack:
 
     @classmethod
     def parse(cls, layers: Sequence[Any]) -> LayerStack:
-        """Read a list of layers or of lists.
-
-        Raises:
-            SpecError: an entry is not understood; the message begins with its place, ``network[1]``.
-        """
+        """Read a list of layers or of lists; SpecError: an entry is not understood; begins with its place."""
         if isinstance(layers, str | Mapping) or not isinstance(layers, Sequence) or not layers:
             raise value_error("network", "a list of layers with at least one entry", layers)
         nested = [isinstance(entry, list | tuple) for entry in layers]
@@ -226,11 +221,7 @@ class InputPreprocessing:
 
     @classmethod
     def parse(cls, network: Any, states: Mapping[str, Any]) -> InputPreprocessing:
-        """Read a network, and by component one layer, a list of layers, or None.
-
-        Raises:
-            SpecError: a layer is not understood, or the network is not made of layers.
-        """
+        """Read a network, and by component its layers; SpecError: one is not understood, or is no list."""
         inner = parse(network)
         if not isinstance(inner, AutoNetwork | LayerStack):
             raise SpecError(
@@ -260,7 +251,6 @@ class InputPreprocessing:
 
 
 def _stack(spec: Any, label: str) -> tuple[layers.Layer, ...]:
-    """Read one layer, a list of layers, or None."""
     if spec is None:
         return ()
     listed = spec if isinstance(spec, list | tuple) else [spec]
@@ -275,9 +265,7 @@ class KerasModel:
 
     @classmethod
     def parse(cls, model: Any) -> KerasModel:
-        """Read a model, a configuration, a function or class that returns a model, or the path of a .keras
-        file.
-        """
+        """Read a model, its configuration, a function or class that returns one, or a .keras file."""
         k = keras()
         if isinstance(model, Mapping):  # as in a checkpoint, whose weights come later
             return cls(from_config(model))
@@ -303,9 +291,7 @@ def _name(model: Any) -> str:
 
 
 def _refuse_foreign(model: Any) -> None:
-    """Refuse a network of another library, known by the package of its class: it looks like a function
-    that returns a model.
-    """
+    """Refuse a network of another library, by its class's package: it looks like a maker of one."""
     classes = model.__mro__ if isinstance(model, type) else type(model).__mro__
     for cls in classes:
         if (library := NETWORK_LIBRARIES.get(cls.__module__.partition(".")[0])) is not None:
@@ -315,13 +301,20 @@ def _refuse_foreign(model: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """Load a .keras file, in safe mode."""
+    """Load a .keras file, in safe mode.
+
+    Raises:
+        SpecError: it cannot be read, is damaged, holds code, or names a module.
+    """
     refuse_code(path, "network file")
     from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
 
     try:
+        with zipfile.ZipFile(path) as archive:
+            # What the model was compiled with is not read.
+            refuse_modules(from_json(archive.read("config.json")) | {"compile_config": None})
         return keras().saving.load_model(path, compile=False, safe_mode=True)
-    except (ValueError, TypeError, OSError) as error:
+    except Exception as error:  # Keras, HDF5 and zlib have errors of their own
         raise SpecError(f"The network file {shown(path)!r} cannot be loaded: {error}") from None
 
 
@@ -343,9 +336,7 @@ NETWORKS: Registry[Any] = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class SavedNetwork:
-    """A network as described by a file, which may be somebody else's: whenever it is read, it is taken as
-    data only.
-    """
+    """A network in a file, which may be somebody else's: whenever it is read, it is data only."""
 
     network: str | list[Any] | Mapping[str, Any]
     """What `to_spec` returned, or a name."""
@@ -353,20 +344,22 @@ class SavedNetwork:
     """The file, for messages."""
 
     def parse(self) -> Parsed:
-        """Read it.
-
-        Raises:
-            SpecError: it is no network, or names something to import or to open.
-        """
+        """Read it; SpecError: it is no network, or names something to import or to open."""
         with data_only(self.source, "Give the network yourself, if you trust it."):
             return parse(self.network)
 
 
-def written(network: Any) -> Any:
-    """Return the dict that `'auto'`, or a list of widths such as `[64, 64]`, stands for.
+def boundary(network: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a network is built: if a file describes it, errors name the file."""
+    if isinstance(network, SavedNetwork):
+        return reading(network.source, SpecError)
+    if isinstance(network, str | Path) and Path(network).suffix in FILES:
+        return reading(f"The network file {str(network)!r}", SpecError)
+    return contextlib.nullcontext()
 
-    Any other network as it is.
-    """
+
+def written(network: Any) -> Any:
+    """Return the dict that `'auto'` or a list of widths stands for; other networks as they are."""
     if isinstance(network, SavedNetwork):
         form = written(network.network)
         return form if isinstance(form, Mapping) and form.get("type") == "auto" else network
@@ -382,11 +375,7 @@ def _is_width(value: Any) -> bool:
 
 
 def parse(network: Any) -> Parsed:
-    """Read a network in any of its forms.
-
-    Raises:
-        SpecError: it has none of them; the message lists them.
-    """
+    """Read a network in any of its forms; SpecError: it has none of them, which the message lists."""
     if isinstance(network, Parsed):
         return network
     network = written(network)
@@ -421,8 +410,5 @@ def _from_file(path: Path) -> Parsed:
         return KerasModel.parse(path)
     if path.suffix == ".cfg":
         return Cfg.read(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"The network file {shown(path)!r} cannot be read: {error}.") from None
-    return parse(data)
+    with boundary(path):
+        return parse(from_json(path.read_text(encoding="utf-8")))

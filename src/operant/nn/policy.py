@@ -69,10 +69,7 @@ class Policy:
         return self.bounded if leaf.bounded and self.bounded != "clip" else "normal"
 
     def heads(self) -> dict[str, Head]:
-        """Return the heads by name, ``action/parameter``.
-
-        Kernels start with gain 0.01, so that the policy starts near the middle.
-        """
+        """Return the heads, ``action/parameter``, with kernels of gain 0.01: it starts near the middle."""
         heads = {}
         for name, leaf in self.actions.items():
             kind = self._kind(leaf)
@@ -100,11 +97,9 @@ class Policy:
         return Product.noise(key, kinds, (n,))
 
     def distribution(self, outputs: Arrays, masks: Arrays | None = None) -> Product:
-        """Return the policy at a model's outputs.
+        """Return the policy at a model's outputs `[*B, *head.shape]` by head; other heads' are ignored.
 
-        Args:
-            outputs: `[*B, *head.shape]` by head; other heads' are ignored.
-            masks: `[*B, *action shape, num_values]` by action, True where allowed.
+        `masks` are `[*B, *action shape, num_values]` by action, True where allowed.
         """
         masks = masks or {}
         return Product({name: self._part(name, leaf, outputs, masks) for name, leaf in self.actions.items()})

@@ -12,9 +12,7 @@ from operant.nn.layers import FLOAT, Layer, Nonlinearity, Rate, dropped
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rnn(Layer):
-    """A recurrent cell over time, with its state passed from row to row (see `Model.apply` and
-    `Model.unroll`).
-    """
+    """A recurrent cell, with its state passed from row to row (see `Model.apply` and `Model.unroll`)."""
 
     type = "rnn"
     ranks = (1,)

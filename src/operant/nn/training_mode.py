@@ -1,6 +1,4 @@
-"""Layers that a network applies differently in training and in use: dropout and other noise, batch
-normalisation.
-"""
+"""Layers that are applied differently in training and in use: noise such as dropout, batch normalisation."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ def differs(network: Any) -> bool:
 
 
 def averages(network: Any) -> list[Any]:
-    """Return the variables of a Keras model that calls in training change, except the states of random
-    numbers: running averages.
-    """
+    """Return the running averages of a Keras model: what calls in training change, but for random numbers."""
     variables = [v for layer in leaves(network) if _differs(layer) for v in layer.non_trainable_variables]
     return list({id(v): v for v in variables}.values())
 

@@ -60,13 +60,27 @@ def is_seed(name: str) -> bool:
     return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
-def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
-    """Note how each weight of a model starts, and keep Keras from drawing them itself.
+@contextlib.contextmanager
+def undrawn() -> Iterator[Any]:
+    """Yield a `StatelessScope`, at whose end Keras forgets the variables that were made in it.
 
-    Args:
-        model: a built Keras model.
-        scope: the `StatelessScope` in which it was made, still open.
-        copied: pairs of variables, of which the second takes over the value of the first.
+    It would allocate them then, though arrays of `Model.init` are used instead; and if it could not, try
+    again at the end of every later scope of the process.
+    """
+    state = keras().src.backend.common.global_state
+    outer = list(state.get_global_attribute("uninitialized_variables") or ())
+    try:
+        with keras().StatelessScope(initialize_variables=False) as scope:
+            yield scope
+    finally:
+        state.set_global_attribute("uninitialized_variables", outer)
+
+
+def collect(model: Any, scope: Any, copied: Iterable[tuple[Any, Any]] = ()) -> tuple[Weight, ...]:
+    """Note how each weight of a built Keras model starts, and keep Keras from drawing them itself.
+
+    The `StatelessScope` in which it was made is still open. Of each pair in `copied` the second variable
+    takes over the value of the first.
     """
     k = keras()
     values = {id(new): np.asarray(old) for old, new in copied}
@@ -96,17 +110,13 @@ def write(model: Any, values: Mapping[str, Any]) -> None:
 
 
 def adapted(model: Any) -> list[Any]:
-    """Return the layers of a Keras model, at any depth, that compute with copies of their weights: Keras's
-    `Normalization`.
-    """
+    """Return a model's layers, at any depth, that compute with copies of their weights: `Normalization`."""
     return [x for x in model._flatten_layers() if isinstance(x, keras().layers.Normalization)]
 
 
 @contextlib.contextmanager
 def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Have the layers from `adapted` compute with these values, (variable, array), instead of with their
-    copies.
-    """
+    """Have the layers from `adapted` compute with these (variable, array) values, not their copies."""
     kept = [(layer, layer.mean, layer.variance) for layer in layers]
     with keras().StatelessScope(state_mapping=values):
         for layer in layers:
@@ -119,7 +129,7 @@ def reading(layers: Sequence[Any], values: Sequence[tuple[Any, Any]]) -> Iterato
 
 
 def named_variables(model: Any) -> list[tuple[str, Any]]:
-    """Return the variables of a Keras model with unique names that do not depend on what was made before it.
+    """Return a Keras model's variables by names that do not depend on what was made before it.
 
     Keras numbers layers through the whole process (``dense_7``); here numbers start anew in each model.
     """
@@ -136,7 +146,6 @@ def named_variables(model: Any) -> list[tuple[str, Any]]:
 
 
 def _walk(model: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield layers with the prefix of their weights' names, inner ones first."""
     k = keras()
     taken: set[str] = set()
     for layer in model.layers:

@@ -297,16 +297,13 @@ class SquashedNormal:
         return _event_sum(gaussian + slope, self.event_ndim)
 
     def _expect(self, function: Callable[[Array], Array]) -> Array:
-        """Return the mean of a function of u, by quadrature."""
         nodes = jnp.asarray(_NODES, self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
         weights = jnp.asarray(_WEIGHTS / _WEIGHTS.sum(), self.mean.dtype)
         mean, std = self.mean[None], jnp.exp(self.log_std)[None]
         return jnp.tensordot(weights, function(mean + std * nodes), axes=1)
 
     def kl(self, other: SquashedNormal) -> Float[Array, "*E"]:
-        """Return the divergence of the Gaussians: exact, as both go through the same bijection (same
-        bounds).
-        """
+        """Return the divergence of the Gaussians: exact, as both go through the same bijection."""
         mine = Normal(self.mean, self.log_std, self.event_ndim)
         return mine.kl(Normal(other.mean, other.log_std, self.event_ndim))
 
@@ -345,10 +342,7 @@ class Beta:
         return centre + half * (2.0 * draw.reshape(self.alpha.shape) - 1.0)
 
     def mode(self) -> Float[Array, "*B"]:
-        """Return the peak of the density.
-
-        The mean where it has none or two (both concentrations at most 1).
-        """
+        """Return the peak of the density, or its mean if it has none or two (concentrations at most 1)."""
         a, b = jnp.maximum(self.alpha - 1.0, 0.0), jnp.maximum(self.beta - 1.0, 0.0)
         peaked = a + b > 0
         peak = a / jnp.where(peaked, a + b, 1.0)
@@ -431,10 +425,7 @@ class Product:
         return self._sum({name: part.entropy() for name, part in self.parts.items()})
 
     def std(self) -> Float[Array, "*E"] | None:
-        """Return the mean standard deviation over the elements of continuous components.
-
-        None if there are none.
-        """
+        """Return the mean standard deviation over the elements of continuous components, if any."""
         parts = [part for part in self.parts.values() if isinstance(part, Normal | SquashedNormal | Beta)]
         each = [(part.std(), part.event_ndim) for part in parts]
         size = sum(math.prod(std.shape[std.ndim - axes :]) for std, axes in each)

@@ -16,6 +16,10 @@ from jaxtyping import Bool, Float, Int, Num
 from operant.types import Array
 
 _ROWS_LIMIT = 2**31 - 1
+_LEAST_STD = 1e-12
+"""Standard deviation below which an element counts as constant; also if it is below this share of the mean,
+where it is rounding:"""
+_ROUNDING = 2.0**-22
 
 
 class Moments(NamedTuple):
@@ -56,6 +60,17 @@ def _add(value: Array, rest: Array, increment: Array) -> tuple[Array, Array]:
     return total, (value - (total - b_seen)) + (b - b_seen)
 
 
+def _from(mean: Array, x: Array) -> Array:
+    """Return x - mean `[*L, *S]` as float32; of int32 exactly, though float32 does not hold these."""
+    mean = jnp.broadcast_to(mean, x.shape)
+    far = x.astype(jnp.float32) - mean
+    if x.dtype != jnp.int32:
+        return far
+    middle = jnp.clip(jnp.round(mean), -(2.0**31), 2.0**31 - 128).astype(jnp.int32)
+    near = (x - middle).astype(jnp.float32) - (mean - middle.astype(jnp.float32))
+    return jnp.where(jnp.abs(far) < 2.0**30, near, far)
+
+
 def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> Moments:
     """Add rows: the pairwise merge of Chan, Golub and LeVeque 1983, equations 2.1.
 
@@ -72,8 +87,8 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     """
     lead = tuple(range(valid.ndim))
     # Differences from the running mean are small, and the second pass below removes what the first one
-    # rounded.
-    difference = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
+    # rounded: it begins anew, from a mean that is known exactly.
+    difference = _from(moments.mean, x)
     summed = 4.0 * valid.size * jnp.square(difference)  # bounds the sum of squares around the new mean
     valid = valid & jnp.all(jnp.isfinite(summed), axis=tuple(range(valid.ndim, x.ndim)))
     weight = jnp.broadcast_to(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x.shape)
@@ -83,37 +98,40 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         total = jnp.sum(jnp.where(weight, rows, 0.0), axis=lead)
         return total / jnp.maximum(n, 1).astype(jnp.float32)
 
-    first = mean_of(difference)
-    centred = difference - jnp.broadcast_to(first, x.shape)
+    middle = moments.mean + mean_of(difference)
+    first = middle - moments.mean
+    centred = _from(middle, x)
     second = mean_of(centred)
     new_var = jnp.maximum(mean_of(jnp.square(centred)) - jnp.square(second), 0.0)
 
     before = jnp.minimum(moments.rows, _ROWS_LIMIT - n)
     share = n.astype(jnp.float32) / jnp.maximum(before + n, 1).astype(jnp.float32)
-    d = first + second - moments.mean_rest
-    mean, mean_rest = _add(moments.mean, moments.mean_rest, share * d)
-    growth = share * (new_var - moments.var + (1.0 - share) * jnp.square(d))
+    second = second - moments.mean_rest
+    mean, mean_rest = _add(*_add(moments.mean, moments.mean_rest, share * first), share * second)
+    growth = share * (new_var - moments.var + (1.0 - share) * jnp.square(first + second))
     var, var_rest = _add(moments.var, moments.var_rest, growth)
     return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest)
 
 
 def normalise(
-    moments: Moments, x: Num[Array, "..."], *, clip: float | Float[Array, ""], epsilon: float = 1e-8
+    moments: Moments, x: Num[Array, "..."], *, clip: float | Float[Array, ""]
 ) -> Float[Array, "..."]:
-    """Return (x - mean) / sqrt(var + epsilon), clipped to ±clip; before the first row x itself, clipped.
+    """Return (x - mean) / sqrt(var), clipped to ±clip; before the first row x itself, clipped.
+
+    An element that never changed becomes 0, and one that changes no more than rounding does stays near it.
 
     Args:
         moments: of rows of the shape `[*S]`.
         x: rows `[*L, *S]`.
         clip: bound of the result.
-        epsilon: added to the variance; elements that never changed become 0.
     """
-    centred = x.astype(jnp.float32) - jnp.broadcast_to(moments.mean, x.shape)
-    return jnp.clip(centred / jnp.broadcast_to(_std(moments, epsilon), x.shape), -clip, clip)
+    centred = _from(moments.mean, x) - jnp.broadcast_to(moments.mean_rest, x.shape)
+    return jnp.clip(centred / jnp.broadcast_to(_std(moments, x.dtype == jnp.int32), x.shape), -clip, clip)
 
 
-def _std(moments: Moments, epsilon: float) -> Array:
-    return jnp.sqrt(jnp.where(moments.rows > 0, moments.var + epsilon, 1.0))
+def _std(moments: Moments, exact: bool = False) -> Array:
+    least = _LEAST_STD if exact else jnp.maximum(_LEAST_STD, _ROUNDING * jnp.abs(moments.mean))
+    return jnp.where(moments.rows > 0, jnp.maximum(jnp.sqrt(moments.var), least), 1.0)
 
 
 def init_reward_scale(n: int) -> RewardScale:
@@ -129,7 +147,6 @@ def scale_rewards(
     *,
     gamma: float | Float[Array, ""],
     clip: float | Float[Array, ""] = 10.0,
-    epsilon: float = 1e-8,
 ) -> tuple[RewardScale, Float[Array, "T N"]]:
     """Divide rewards by the standard deviation of the discounted return: Engstrom et al. 2020, algorithm 1.
 
@@ -146,7 +163,6 @@ def scale_rewards(
             episode, flagged or not.
         gamma: discount of R.
         clip: bound of the scaled rewards.
-        epsilon: added to the variance.
     """
 
     def step(scale: RewardScale, row: tuple[Array, ...]) -> tuple[RewardScale, Array]:
@@ -154,7 +170,7 @@ def scale_rewards(
         finite_t = jnp.isfinite(r_t)
         total = jnp.where(valid_t & finite_t, gamma * scale.total + r_t, scale.total)
         moments = update(scale.moments, total, valid_t & finite_t)
-        scaled = jnp.where(finite_t, jnp.clip(r_t / _std(moments, epsilon), -clip, clip), r_t)
+        scaled = jnp.where(finite_t, jnp.clip(r_t / _std(moments), -clip, clip), r_t)
         over = ended_t | ~valid_t
         return RewardScale(jnp.where(over, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
@@ -178,7 +194,6 @@ def scaled(
     reward: Float[Array, "*B"],
     *,
     clip: float | Float[Array, ""] = 10.0,
-    epsilon: float = 1e-8,
 ) -> Float[Array, "*B"]:
     """Divide replayed rewards by the standard deviation that `scale_rewards` has found so far.
 
@@ -186,6 +201,5 @@ def scaled(
         scale: what was seen.
         reward: rewards as the environment returned them.
         clip: bound of the result.
-        epsilon: added to the variance.
     """
-    return jnp.clip(reward / _std(scale.moments, epsilon), -clip, clip)
+    return jnp.clip(reward / _std(scale.moments), -clip, clip)

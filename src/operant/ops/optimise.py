@@ -34,10 +34,8 @@ GIVEN = "optax"
 """Placeholder in files for an optimizer that no file can hold."""
 
 FLAT_SIZE = 2**18
-"""Number of parameters up to which a step works on one long vector.
-
-It saves a dozen small kernels per leaf, which is
-most of the time of a small network's step; copying a large network would cost more than it saves."""
+"""Number of parameters up to which a step works on one long vector. It saves a dozen small kernels per leaf,
+which is most of the time of a small network's step; copying a large network would cost more than it saves."""
 
 
 class Optimizer(NamedTuple):
@@ -51,9 +49,7 @@ class Optimizer(NamedTuple):
         return self.transformation.init(self.form(params))
 
     def form(self, tree: Tree) -> Tree:
-        """Return parameters or gradients in the form that the transformation works on: one vector, or the
-        tree.
-        """
+        """Return parameters or gradients as the transformation works on them: one vector, or the tree."""
         return jax.flatten_util.ravel_pytree(tree)[0] if self._flat(tree) else tree
 
     def unform(self, value: Tree, like: Tree) -> Tree:
@@ -77,7 +73,6 @@ class Recipe:
     type: str
     weight_decay: float | int | None = None
     """Share of each parameter, times the learning rate, that a step subtracts (Loshchilov and Hutter 2019).
-
     None: that of the name, 1e-4 if it ends in `w` and for `lamb`."""
     clipnorm: float | int | None = None
     """Bound of the norm of each array of the gradient by itself."""
@@ -104,11 +99,7 @@ class Recipe:
 
     @classmethod
     def read(cls, value: str | Mapping[str, Any]) -> Recipe:
-        """Make one from a name or a dict with `type`.
-
-        Raises:
-            SpecError: an unknown name or argument, with the close match, or a value that is not legal.
-        """
+        """Make one from a name or a dict with `type`; SpecError: a name or argument is not legal."""
         if isinstance(value, str):
             return cls(type=value)
         if not isinstance(value, Mapping) or "type" not in value:
@@ -278,9 +269,7 @@ def optimizer(
 def without_decay(
     name: str | Mapping[str, Any] | CustomOptimizer,
 ) -> str | Mapping[str, Any] | CustomOptimizer:
-    """Return a variant of an optimizer whose steps do not depend on how large parameters are: no weight
-    decay, no layerwise scale.
-    """
+    """Return an optimizer whose steps do not depend on parameters' size: no decay, no layerwise scale."""
     if isinstance(name, CustomOptimizer):
         return name
     arguments = (
@@ -295,19 +284,23 @@ def without_decay(
 
 
 def apply(
-    optimizer: Optimizer, params: Tree, opt_state: Tree, grads: Tree, *, there: Bool[Array, ""] | None = None
+    optimizer: Optimizer,
+    params: Tree,
+    opt_state: Tree,
+    grads: Tree,
+    *,
+    has_rows: Bool[Array, ""] | None = None,
 ) -> tuple[Tree, Tree, Metrics]:
-    """Take one step, unless the gradient or the step is not finite: then parameters and state stay as they
-    are, bit for bit.
+    """Take one step; if the gradient or the step is not finite, parameters and state stay, bit for bit.
 
     Args:
         optimizer: from `optimizer`.
         params: parameters.
         opt_state: state that `optimizer.init(params)` or an earlier step returned.
         grads: gradient, a tree like `params`.
-        there: whether there is a step to take (default: yes). Without any data there is none, though momentum
-            would move the parameters on a gradient of 0. If False, nothing changes, and the step does not
-            count as skipped.
+        has_rows: whether there is a step to take (default: yes). Without any data there is none, though
+            momentum would move the parameters on a gradient of 0. If False, nothing changes, and the step
+            does not count as skipped.
 
     Returns:
         Parameters, state, and `grad_norm` (global norm before any clipping; a norm that overflows float32
@@ -321,13 +314,13 @@ def apply(
     # overflows.
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
     new = optax.apply_updates(old, updates)
-    taken = finite if there is None else finite & there
+    taken = finite if has_rows is None else finite & has_rows
 
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(taken, new, old)
 
     kept, opt_state = jax.tree.map(keep, (new, new_state), (old, opt_state))
-    left_out = ~finite if there is None else ~finite & there
+    left_out = ~finite if has_rows is None else ~finite & has_rows
     info = {"grad_norm": grad_norm, "skipped": left_out.astype(jnp.float32)}
     return optimizer.unform(kept, params), opt_state, info
 

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from operant.errors import value_error
 from operant.types import Array
 
 
@@ -110,41 +109,6 @@ def lambda_returns(
     return _accumulate(r_t + discount_t * (1.0 - lambda_t) * v_tp1, discount_t * lambda_t)
 
 
-def n_step_returns(
-    r_t: Float[Array, "T *N"],
-    discount_t: Float[Array, "T *N"],
-    v_tp1: Float[Array, "T *N"],
-    continue_t: Bool[Array, "T *N"],
-    *,
-    n: int,
-) -> Float[Array, "T *N"]:
-    """Sums of at most `n` rewards, then the bootstrap: Sutton and Barto 2018, equation 7.1.
-
-    Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁) and Gₜ⁽ⁿ⁾ = rₜ + γₜ Gₜ₊₁⁽ⁿ⁻¹⁾. Where the sequence or an episode ends sooner, the
-    sum has fewer terms and bootstraps there.
-
-    Args:
-        r_t: rewards.
-        discount_t: gamma, 0 after a termination.
-        v_tp1: values of the rows that follow, 1 to T.
-        continue_t: False where the next row is another episode's: the sum stops after this row.
-        n: number of rewards in a sum, at least 1. `n >= T` costs one pass, smaller `n` costs `n` passes.
-
-    Raises:
-        SpecError: `n` is below 1.
-    """
-    if n < 1:
-        raise value_error("n", "at least 1", n)
-    if n >= len(r_t):
-        return lambda_returns(r_t, discount_t, v_tp1, continue_t.astype(v_tp1.dtype))
-    continue_t = continue_t.at[-1].set(False)
-
-    def longer(_: Array, g_t: Array) -> Array:
-        return r_t + discount_t * jnp.where(continue_t, jnp.roll(g_t, -1, axis=0), v_tp1)
-
-    return jax.lax.fori_loop(1, n, longer, r_t + discount_t * v_tp1)
-
-
 def n_step_sums(
     r: Float[Array, "*B n"],
     known: Bool[Array, "*B n"],
@@ -155,8 +119,7 @@ def n_step_sums(
     """The two parts of an n-step return, for targets that are more than a number: Σ_{i<m} γⁱ rᵢ, and γᵐ.
 
     The step takes the `m` rows before the first that is not known: at most `n`, fewer where the episode or
-    what is known of it ends. `sum + discount * v` is `n_step_returns`, with the value of the row that follows
-    the `m`.
+    what is known of it ends. `sum + discount * v` bootstraps with the value of the row that follows the `m`.
 
     Args:
         r: rewards of the rows from the first of each step on.
@@ -189,8 +152,8 @@ def truncated_lambda_returns(
     """λ-returns of at most `n` rewards: Gₜ⁽¹⁾ = rₜ + γₜ v(sₜ₊₁), Gₜ⁽ⁿ⁾ = rₜ + γₜ [(1 - λₜ) v(sₜ₊₁) + λₜ
     Gₜ₊₁⁽ⁿ⁻¹⁾].
 
-    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives `n_step_returns`, `n >= T`
-    `lambda_returns`.
+    Sutton and Barto 2018, equation 12.18, applied `n` times. λ = 1 gives n-step returns
+    (equation 7.1), `n >= T` `lambda_returns`.
 
     Args:
         r_t: rewards.
@@ -242,43 +205,3 @@ def retrace(
     c_tp1 = jnp.roll(c_t, -1, axis=0)  # what wraps around is multiplied by the zero after the last row
     error_t = r_t + discount_t * v[1:] - q_sa
     return q_sa + _accumulate(error_t, discount_t * lambda_t * c_tp1)
-
-
-def vtrace(
-    v: Float[Array, "S *N"],
-    r_t: Float[Array, "S-1 *N"],
-    discount_t: Float[Array, "S-1 *N"],
-    rho_t: Float[Array, "S-1 *N"],
-    lambda_t: Float[Array, "S-1 *N"],
-    *,
-    clip_rho: float | Float[Array, ""] = 1.0,
-    clip_c: float | Float[Array, ""] = 1.0,
-    clip_pg_rho: float | Float[Array, ""] = 1.0,
-) -> tuple[Float[Array, "S-1 *N"], Float[Array, "S-1 *N"]]:
-    """V-trace targets and advantages of the policy gradient: Espeholt et al. 2018, equation 1 and section
-    4.2.
-
-    vsₜ = v(sₜ) + ρ̄ₜ δₜ + γₜ cₜ (vsₜ₊₁ - v(sₜ₊₁)) with δₜ = rₜ + γₜ v(sₜ₊₁) - v(sₜ), ρ̄ₜ = min(ρ̄, ρₜ) and
-    cₜ = λₜ min(c̄, ρₜ) (their remarks 1 and 2). The advantage is min(ρ̄_pg, ρₜ) (rₜ + γₜ bₜ₊₁ - v(sₜ)), where
-    bₜ₊₁ = v(sₜ₊₁) + λₜ (vsₜ₊₁ - v(sₜ₊₁)) is the paper's vsₜ₊₁ for λₜ = 1 and the plain value where the trace
-    is cut.
-
-    Args:
-        v: values of rows 0 to T; S is T + 1.
-        r_t: rewards.
-        discount_t: gamma, 0 after a termination.
-        rho_t: importance ratios π(aₜ|sₜ) / μ(aₜ|sₜ).
-        lambda_t: trace decay, 0 where the next row is another episode's.
-        clip_rho: bound ρ̄ of the ratios of the errors: it decides which policy's value is learnt.
-        clip_c: bound c̄ of the ratios of the trace: it decides how fast, and with which variance.
-        clip_pg_rho: bound of the ratios of the policy gradient.
-
-    Returns:
-        Targets of the critic and advantages.
-    """
-    delta_t = jnp.minimum(clip_rho, rho_t) * (r_t + discount_t * v[1:] - v[:-1])
-    correction = _accumulate(delta_t, discount_t * lambda_t * jnp.minimum(clip_c, rho_t))
-    correction_tp1 = jnp.roll(correction, -1, axis=0).at[-1].set(0.0)
-    bootstrap_tp1 = v[1:] + lambda_t * correction_tp1
-    advantage = jnp.minimum(clip_pg_rho, rho_t) * (r_t + discount_t * bootstrap_tp1 - v[:-1])
-    return v[:-1] + correction, advantage

@@ -11,7 +11,8 @@ from jaxtyping import Float, Integer
 
 from operant.ops import prng
 from operant.spec import Schedule
-from operant.types import Array
+from operant.spec.streams import Purpose
+from operant.types import Array, Key
 
 
 def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, "*S"]:
@@ -72,9 +73,13 @@ def _cosine(schedule: Schedule, step: Array) -> Array:
     return jnp.where(at < warmup, schedule.start * jnp.clip(at / warmup, 0.0, 1.0), fallen)
 
 
+def _root(schedule: Schedule) -> Key:
+    return jax.random.fold_in(jax.random.key(schedule.seed), Purpose.SCHEDULE)
+
+
 def _uniform(schedule: Schedule, step: Array) -> Array:
     """Return a uniform number that is a function of step and seed."""
-    key = jax.random.fold_in(jax.random.key(schedule.seed), step)
+    key = jax.random.fold_in(_root(schedule), step)
     return schedule.start + (schedule.end - schedule.start) * prng.uniform(key, ())
 
 
@@ -85,7 +90,7 @@ def _ornstein_uhlenbeck(schedule: Schedule, step: Array) -> Array:
     keep = 1.0 - schedule.theta
     terms = 1 if keep == 0 else math.ceil(math.log(1e-3) / math.log(keep))
     ago = np.arange(terms)
-    key = jax.random.key(schedule.seed)
+    key = _root(schedule)
     keys = jax.vmap(lambda k: jax.random.fold_in(key, step - k))(jnp.asarray(ago, jnp.uint32))
     noise = jax.vmap(lambda k: jax.random.normal(k, (), jnp.float32))(keys)
     felt = jnp.where(jnp.asarray(ago, jnp.uint32) < step, noise, 0.0)

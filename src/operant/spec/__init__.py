@@ -1,11 +1,9 @@
-"""Hyperparameters and specifications: declared once, read everywhere.
+"""Hyperparameters and specifications: declared once, read everywhere; without JAX, for help comes at once.
 
 A `Config` is a frozen dataclass whose fields are made by `option`. Command-line flags and help tables,
 constructor arguments, search ranges, docs tables and checkpoint headers all derive from it. A `Registry`
-turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the
-thing it names.
-
-This package imports neither JAX nor Keras: help must appear at once.
+turns a specification (an object, a name, a dict with `type`, a JSON file, an importable class) into the thing
+it names.
 """
 
 from operant.spec.config import (
@@ -24,8 +22,15 @@ from operant.spec.config import (
 )
 from operant.spec.registry import Registry
 from operant.spec.schedule import SCHEDULE_FORMS, Schedule
-from operant.spec.sources import MODEL_FILES, data_only, import_object, read_json, refuse_code, refuse_places
-from operant.spec.values import plain
+from operant.spec.sources import (
+    MODEL_FILES,
+    data_only,
+    import_object,
+    read_json,
+    refuse_code,
+    refuse_places,
+)
+from operant.spec.values import from_json, plain
 
 __all__ = [
     "MODEL_FILES",
@@ -42,6 +47,7 @@ __all__ = [
     "data_only",
     "default",
     "effective",
+    "from_json",
     "import_object",
     "option",
     "options",

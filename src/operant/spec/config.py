@@ -80,8 +80,9 @@ traced array."""
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 class ConfigMeta(type):
-    """Makes every subclass of `Config` a dataclass, for its fields alone: generating methods for each class
-    would take a third of the time of a help page.
+    """Makes every subclass of `Config` a dataclass, for its fields alone.
+
+    Generating methods for each class would take a third of the time of a help page.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
@@ -94,9 +95,7 @@ class Config(metaclass=ConfigMeta):
     """A named set of options with checked values. Never written to; `replace` returns a changed copy."""
 
     def __init__(self, **values: Any) -> None:
-        """Check names, then types and bounds of all options, then `check`; report all faults of a kind at
-        once.
-        """
+        """Check names, then types and bounds, then `check`; report all faults of a kind at once."""
         cls, faults = type(self), list[str]()
         values = canonical(cls, values)
         for name in options(cls):
@@ -142,9 +141,7 @@ class Config(metaclass=ConfigMeta):
         return type(self)(**{**vars(self), **canonical(type(self), changes)})
 
     def with_values(self, values: Mapping[str, Any]) -> typing.Self:
-        """Return a copy with values put in unchecked: the numbers of compiled code in place of floats and
-        schedules.
-        """
+        """Return a copy with values put in unchecked: numbers of compiled code for floats and schedules."""
         copy = object.__new__(type(self))
         copy.__dict__.update({**vars(self), **values})
         return copy
@@ -155,10 +152,7 @@ class Config(metaclass=ConfigMeta):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], label: str | None = None) -> typing.Self:
-        """Build one from the data of `to_dict`; missing options take their defaults.
-
-        Messages begin with the label.
-        """
+        """Build one from the data of `to_dict`, with defaults for what it lacks; messages name `label`."""
         return build(cls, dict(data), label or _label(cls))
 
 
@@ -186,10 +180,7 @@ def traced(cls: type[Config]) -> tuple[str, ...]:
 
 
 def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None = None) -> dict[str, Any]:
-    """Replace aliases by names; refuse unknown names (with the close match) and duplicates.
-
-    Messages begin with the label.
-    """
+    """Replace aliases by names; refuse unknown names (with the close match) and duplicates."""
     known = options(cls)
     label = _label(cls) if label is None else label
     names = {alias: name for name, meta in known.items() for alias in meta.aliases}
@@ -206,10 +197,7 @@ def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None
 
 
 def build(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
-    """Call `cls` with the arguments, for a config also by aliases.
-
-    Unknown and missing ones are named, with the close match.
-    """
+    """Call `cls` with the arguments, for a config also by aliases; refuse unknown and missing ones."""
     if isinstance(cls, type) and issubclass(cls, Config):
         return typing.cast(T, cls(**canonical(cls, arguments, label)))
     return typing.cast(T, called(cls, arguments, label))
@@ -220,17 +208,12 @@ def _label(cls: type) -> str:
 
 
 def _traced_value(value: Any) -> bool:
-    """Return whether this is a number inside a JAX transformation, not known yet."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def checked(cls: type[Config], name: str, value: Any) -> Any:
-    """Return the form in which a config holds a value of one option.
-
-    Raises:
-        SpecError: the value has another type, or is out of bounds.
-    """
+    """Return an option's value as configs hold it; SpecError: it has another type, or is out of bounds."""
     meta = options(cls)[name]
     value = settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
@@ -279,11 +262,7 @@ WANTED = {
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """Return a value of a type, whole numbers also where any number will do.
-
-    Raises:
-        ValueError: it is of another type; the text says what it must be.
-    """
+    """Return a value of a type; ValueError: it is of another type, and the text says which it must be."""
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Any:
         return value
@@ -307,7 +286,6 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 def _typed_as_one(value: Any, kinds: Sequence[Any]) -> Any:
-    """Return a value of one of these types."""
     wanted: dict[str, None] = {}
     for kind in kinds:
         try:
@@ -332,5 +310,5 @@ def _bounded(name: str, meta: Option, value: Any) -> None:
 
 
 def _shown(bound: float) -> str:
-    """Return a bound in full: `:g` rounds whole numbers of seven digits and more."""
+    """Return a bound in full: `:g` rounds whole numbers of seven digits."""
     return str(bound) if isinstance(bound, int) else f"{bound:g}"

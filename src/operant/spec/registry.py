@@ -14,10 +14,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names and what they stand for.
-
-    Values are objects or import paths (``module:Name``) loaded when asked for.
-    """
+    """Names and what they stand for: objects, or import paths (``module:Name``) loaded when asked for."""
 
     def __init__(self, what: str, entries: Mapping[str, Callable[..., T] | str]) -> None:
         self.what = what
@@ -40,13 +37,12 @@ class Registry(Generic[T]):
         return entry
 
     def parse(self, spec: Any, **extra: Any) -> tuple[Callable[..., T], dict[str, Any], str]:
-        """Split a specification into what to call, with which arguments, and the name to use in messages.
+        """Split a specification into what to call, with which arguments, and its name in messages.
 
         Args:
             spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
                 these as `type`.
-            extra: arguments besides those in the specification; giving one twice with different values is an
-                error.
+            extra: arguments besides; giving one twice with different values is an error.
         """
         arguments: dict[str, Any] = {}
         files: list[str] = []

@@ -49,9 +49,7 @@ SET_BY_RUN = {
 
 
 def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str] = SET) -> Iterator[str]:
-    """Yield what is wrong with an environment's arguments: those in `owned`, and values that a run's file
-    cannot hold.
-    """
+    """Yield what is wrong with an environment's arguments: those in `owned`, or that no file can hold."""
     for name, value in (arguments or {}).items():
         if name in owned:
             yield (
@@ -357,7 +355,7 @@ class RunnerConfig(Config):
             yield "--path writes a row for each episode. Give --episodes."
 
     def _folder_faults(self) -> Iterator[str]:
-        """Yield why folders cannot be made, before a run that would only write to them at its end."""
+        """Yield why folders cannot be made, before a run that would write to them at its end."""
         for name in (
             "visualize_directory",
             "save_best_agent",

@@ -25,10 +25,9 @@ LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,L
 
 
 def prepare(asynchronous: bool = False) -> None:
-    """Choose how calls are dispatched on CPU, unless the user chose; called before anything runs on JAX.
+    """Choose, before JAX runs anything, how calls are dispatched on CPU, unless the user chose.
 
-    Args:
-        asynchronous: whether the calling thread leaves the work to XLA's threads.
+    If `asynchronous`, the calling thread leaves the work to XLA's threads.
     """
     import jax
 
@@ -37,18 +36,13 @@ def prepare(asynchronous: bool = False) -> None:
 
 
 LARGE_PRODUCT = 2**22
-"""Multiplications of a matrix product from which on several threads pay off.
-
-Measured with two cores: with a second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64
-(2**23) gain 1.35x, TD3 and SAC with 256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20)
-lose up to 5 %.
-"""
+"""Multiplications of a matrix product from which on several threads pay off. Measured with two cores: with a
+second thread, rollouts of 64 CartPoles in batches of 2,048 through 64-64 (2**23) gain 1.35x, TD3 and SAC with
+256 through 256-256 (2**24) 1.4x; batches of 256 through 64-64 (2**20) lose up to 5 %."""
 
 SAME_PRODUCT = 2**20
-"""Multiplications of a matrix product up to which any number of threads adds up in the same order.
-
-Of products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many.
-"""
+"""Multiplications of a matrix product up to which any number of threads adds up in the same order. Of
+products that were tried with up to 32 threads, the smallest that differed had 1.5 times as many."""
 
 
 def start(
@@ -75,18 +69,34 @@ def start(
     fits = not flags.strip() or flags.lstrip().startswith("-")  # else it is the name of a file of flags
     if has_images(shapes) and fits and LIBRARY_FLAG.partition("=")[0] not in flags:
         variables["XLA_FLAGS"] = f"{LIBRARY_FLAG} {flags}".rstrip()
-    if variables:
-        _start_with(variables)
+    _start_with(variables)
+
+
+def devices() -> list[Any]:
+    """Return JAX's devices.
+
+    Raises:
+        UsageError: it cannot start on those that it was told to use.
+    """
+    import jax
+
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0] or "there is no such device, or its plugin is not installed"
+        wanted = os.environ.get("JAX_PLATFORMS")
+        raise UsageError(
+            f"JAX cannot start on JAX_PLATFORMS={wanted!r}: {reason}. Leave JAX_PLATFORMS "
+            "out, or install what it needs: pip install 'operant[cuda]' for NVIDIA's GPUs."
+        ) from None
 
 
 def _start_with(variables: dict[str, str]) -> None:
     """Start the backend with these environment variables, which it reads as it starts."""
-    import jax
-
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        jax.devices()
+        devices()
     finally:
         for name, value in before.items():  # the new ones are meant for this process only
             if value is None:
@@ -130,29 +140,23 @@ def join(coordinator: str, n_processes: int | None, process_id: int | None) -> b
 
 
 def device(name: str) -> Any:
-    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or with a number, 'gpu:1'.
-
-    Raises:
-        SpecError: there is none.
-    """
+    """Return the JAX device of a name: 'cpu', 'gpu', 'tpu', or 'gpu:1'; SpecError: there is none."""
     import jax
 
     platform, _, number = name.lower().partition(":")
     try:
-        devices = jax.devices(platform)
-        return devices[int(number or 0)]
+        return jax.devices(platform)[int(number or 0)]
     except (RuntimeError, ValueError, IndexError):
-        known = ", ".join(f"{each.platform}:{each.id}" for each in jax.devices())
+        known = ", ".join(f"{each.platform}:{each.id}" for each in devices())
         raise SpecError(f"There is no device {name!r}. JAX has: {known}.") from None
 
 
 def threads_for(shapes: Sequence[tuple[int, ...]], product: int = 0, calls: int = 1) -> int | None:
-    """Return how many threads suit observations of these shapes: one for each call at a time, or None (all)
-    for images and large products.
+    """Return how many threads suit such observations: one for each call at a time, or None: all.
 
-    Small networks run as dozens of kernels of a microsecond each. Handing them from thread to thread costs
-    more than running them: with one thread an update of DQN's 64-64 network takes 165 microseconds instead of
-    285 (two cores).
+    All are for images and large products. Small networks run as dozens of kernels of a microsecond each.
+    Handing them from thread to thread costs more than running them: with one thread an update of DQN's 64-64
+    network takes 165 microseconds instead of 285 (two cores).
     """
     return None if has_images(shapes) or product >= LARGE_PRODUCT else min(calls, processors())
 
@@ -198,7 +202,5 @@ def processors() -> int:
 
 
 def has_images(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Tell whether there are images among observations of these shapes: height, width and channels or
-    frames.
-    """
+    """Tell whether there are images among observations of these shapes."""
     return any(len(shape) >= 3 for shape in shapes)

@@ -20,8 +20,7 @@ SCHEDULE_FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A hyperparameter that changes with time: linear, exponential, polynomial, cosine, piecewise, random or
-    Ornstein-Uhlenbeck.
+    """A hyperparameter that changes with time, in one of several shapes.
 
     Plain data; `operant.ops.schedules` evaluates it. Accepted wherever a `traced` option takes a number, as
     this object, as a dict with `type`, or in short on the command line as ``linear:START:END:STEPS``.
@@ -95,7 +94,6 @@ class Schedule:
             self._check_pieces()
 
     def _check_warmup(self) -> None:
-        """Check the part of the steps that comes before the cosine."""
         warmup = self.warmup
         if self.type != "cosine" and warmup != 0:
             remedy = "Only 'cosine' has one."
@@ -104,7 +102,6 @@ class Schedule:
             raise value_error("warmup", f"a whole number of at least 0, below steps ({self.steps})", warmup)
 
     def _check_pieces(self) -> None:
-        """Check the two lists of a piecewise schedule."""
         steps, values = self.boundaries, self.values
         if not isinstance(values, tuple) or not values or not all(map(finite, values)):
             raise value_error("values", "a list of one or more finite numbers", values)
@@ -137,7 +134,6 @@ class Schedule:
 
     @staticmethod
     def _translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that a dict stands for, which may use other names for some."""
         other = {"initial_value": "start", "final_value": "end", "num_steps": "steps", "minval": "start"}
         other |= {"maxval": "end", "mu": "start", "value": "start"}
         other |= {"peak_value": "start", "end_value": "end", "decay_steps": "steps", "warmup_steps": "warmup"}
@@ -181,7 +177,6 @@ class Schedule:
 
 
 def _check_type(kind: Any) -> None:
-    """Refuse a type that does not exist."""
     kinds = typing.get_args(typing.get_type_hints(Schedule)["type"])
     if kind not in kinds:
         raise SpecError(f"Unknown schedule type {kind!r}.{suggest(str(kind), kinds)}")

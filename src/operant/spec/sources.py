@@ -1,6 +1,4 @@
-"""What specifications name besides registered things: files to read, objects to import, and when neither
-is allowed.
-"""
+"""What specifications name besides registered things (files, objects to import), and when they may not."""
 
 from __future__ import annotations
 
@@ -13,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, suggest, working_directory
+from operant.errors import SpecError, reading, suggest, working_directory
+from operant.spec.values import from_json
 
 
 class _Source(NamedTuple):
@@ -27,27 +26,21 @@ _SOURCE: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("_SOURC
 @contextlib.contextmanager
 def data_only(source: str, remedy: str) -> Iterator[None]:
     """Within this context specifications may come from somebody else: what they name is neither imported nor
-    opened.
+    opened, and whatever fails is an error that names it.
 
-    Registered names still work, as do classes that this program has registered with Keras.
-
-    Args:
-        source: where they come from, for the message.
-        remedy: what the user can do, for the message.
+    Registered names still work, as do classes that this program has registered with Keras. For the message,
+    `source` says where they come from, and `remedy` what the user can do.
     """
     token = _SOURCE.set(_Source(source, remedy))
     try:
-        yield
+        with reading(source, SpecError):
+            yield
     finally:
         _SOURCE.reset(token)
 
 
 def refuse_code(named: object, what: str) -> None:
-    """Refuse to import or open something while specifications are data only.
-
-    Raises:
-        SpecError: they are.
-    """
+    """Refuse (SpecError) to import or open something while specifications are data only."""
     if (source := _SOURCE.get()) is not None:
         raise SpecError(
             f"{source.name} names the {what} {str(named)!r}, which is not operant's own: a file never says "
@@ -56,12 +49,7 @@ def refuse_code(named: object, what: str) -> None:
 
 
 def refuse_places(value: Any, what: str) -> None:
-    """Refuse strings, also within lists and dicts, that could name a file or a module, while specifications
-    are data only.
-
-    Raises:
-        SpecError: they are, and one could.
-    """
+    """Refuse (SpecError) strings in a value that could name a file or a module, while it is data only."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -80,16 +68,14 @@ def read_json(path: str | Path, what: str) -> dict[str, Any]:
     refuse_code(path, f"{what} file")
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SpecError(f"The {what} file {str(path)!r} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     except json.JSONDecodeError as error:
         raise SpecError(
             f"The {what} file {str(path)!r} is not JSON: {error.msg} (line {error.lineno})."
         ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deeply nested brackets
+    except (OSError, ValueError) as error:
         raise SpecError(f"The {what} file {str(path)!r} cannot be read: {error}.") from None
     if not isinstance(data, dict):
         raise SpecError(
@@ -109,11 +95,7 @@ NAMED_HERE = ("agent", "environment")
 
 
 def imported(path: str, what: str) -> Any:
-    """Import what operant's own tables name; `import_object` is for what users name.
-
-    Raises:
-        SpecError: there is no such thing.
-    """
+    """Import what operant's own tables name (users: `import_object`); SpecError: it is not there."""
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         source = importlib.import_module(module)

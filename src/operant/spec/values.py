@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +13,39 @@ from typing import Any, TypeVar
 from operant.errors import SpecError, suggest
 
 T = TypeVar("T")
+DEEPEST = 100
+"""How deep lists and objects of a JSON text may be nested."""
+_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
+
+
+def from_json(text: str | bytes) -> Any:
+    """Return what a JSON text says that somebody else may have written.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or holds text that is no Unicode.
+    """
+    try:
+        data = json.loads(text)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+    level, depth = [data], 0
+    while level:
+        if depth > DEEPEST:
+            raise ValueError(_DEEP)
+        inner: list[Any] = []
+        for part in level:
+            if isinstance(part, dict):
+                inner += [*part, *part.values()]
+            elif isinstance(part, list):
+                inner += part
+            elif isinstance(part, str):
+                part.encode()
+        level, depth = inner, depth + 1
+    return data
 
 
 def settled(value: Any) -> Any:
-    """Return the one form in which options hold a value: tuples for lists, Python's numbers for scalar
-    arrays, paths as strings.
-    """
+    """Return the form in which options hold a value: tuples, Python's numbers, paths as strings."""
     if isinstance(value, list | tuple):
         return tuple(settled(v) for v in value)
     if isinstance(value, dict):

@@ -5,7 +5,7 @@ from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
 from operant.tracking.learning_curves import learning_curve, plot_history
 from operant.tracking.logger_group import LoggerGroup
-from operant.tracking.metric_table import METRICS, Metric, metrics_page
+from operant.tracking.metric_table import METRICS, Metric
 from operant.tracking.metrics import MetricsFile
 from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.tensorboard import TensorBoard
@@ -25,7 +25,6 @@ __all__ = [
     "WandB",
     "interval",
     "learning_curve",
-    "metrics_page",
     "plot_history",
     "read_history",
 ]

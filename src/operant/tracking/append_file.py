@@ -10,11 +10,9 @@ from pathlib import Path
 
 
 class AppendFile:
-    """A file that bytes are appended to; what a full disk did not take is written with the next ones.
+    """A file, made with its first bytes; what a full disk did not take is written with the next ones.
 
-    Args:
-        path: the file, made with the first bytes; its folder is made if missing.
-        seconds: after how many the next addition forces the file to the disk; None: only `flush` does.
+    After `seconds` the next addition forces the file to the disk; with None only `flush` does.
     """
 
     def __init__(self, path: Path, seconds: float | None = None) -> None:
@@ -25,20 +23,12 @@ class AppendFile:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, data: bytes) -> None:
-        """Write these bytes after those that wait.
-
-        Raises:
-            OSError: not all could be written; the rest waits.
-        """
+        """Write these bytes after those that wait; OSError: not all could be written, the rest waits."""
         self._waiting += data
         self._write(force=time.monotonic() - self._forced >= self.seconds)
 
     def flush(self) -> None:
-        """Write what waits, and force the file to the disk.
-
-        Raises:
-            OSError: not all could be written; the rest waits.
-        """
+        """Write what waits, and force the file to the disk; OSError: not all could be written."""
         self._write(force=True)
 
     def _write(self, force: bool) -> None:

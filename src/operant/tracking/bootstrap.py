@@ -23,16 +23,10 @@ RESAMPLES = 2000
 
 
 def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
-    """Return the statistic over the last axis.
+    """Return the statistic of scores `[..., seeds]` over the last axis, `[...]`.
 
-    Args:
-        values: scores `[..., seeds]`.
-        statistic: ``mean``, or ``iqm``: the mean of what is left after a quarter of the values, rounded down,
-            is removed at each end. Outliers move it less than the mean, and it needs fewer seeds than the
-            median.
-
-    Returns:
-        `[...]`.
+    ``iqm`` is the mean of what is left after a quarter of the values, rounded down, is removed at each end.
+    Outliers move it less than the ``mean``, and it needs fewer seeds than the median.
     """
     if statistic == "mean":
         return np.mean(values, axis=-1)
@@ -45,18 +39,10 @@ def estimate(values: np.ndarray, statistic: Statistic = "mean") -> np.ndarray:
 def band(
     values: np.ndarray, statistic: Statistic = "mean", level: float = 0.95, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return estimate, low and high end of the percentile bootstrap over seeds (see `interval`).
+    """Return estimate, low and high end `[points]` of the percentile bootstrap of scores `[points, seeds]`.
 
-    Every point of a curve is resampled with the same seeds, so that its band is as smooth as the curve.
-
-    Args:
-        values: scores `[points, seeds]`.
-        statistic: as in `estimate`.
-        level: share of the distribution between low and high.
-        seed: of the resampling.
-
-    Returns:
-        Three arrays `[points]`; low and high are NaN for a single seed.
+    Every point of a curve is resampled with the same seeds, so that its band is as smooth as the curve. For
+    the arguments see `interval`; low and high are NaN for a single seed.
     """
     if not 0 < level < 1:
         raise value_error("level", "between 0 and 1", level)
@@ -152,5 +138,4 @@ def stratified(
 
 
 def _middle(draws: np.ndarray, level: float) -> np.ndarray:
-    """Return the ends of what holds the middle `level` of draws."""
     return np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

@@ -7,7 +7,7 @@ import datetime
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from operant.errors import value_error
 from operant.tracking.record import EpisodeRecord, Logger, Record
@@ -21,11 +21,38 @@ EVALUATION = "evaluation/reward_mean"
 
 
 def number(value: float | None, precision: int) -> str:
-    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``, ``500.0``).
-
-    ``-`` for none.
-    """
+    """Return a value rounded to `precision` decimals without trailing zeros (``22.7``); ``-`` for none."""
     return "-" if value is None or not math.isfinite(value) else str(round(float(value), precision))
+
+
+class OutputStream:
+    """Standard output or error as a program left it: closed, None, or an object with `write` alone."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal on which a line can be written over, as a dumb one cannot."""
+        try:
+            return bool(self._stream.isatty()) and os.environ.get("TERM") != "dumb"
+        except (AttributeError, OSError, ValueError):
+            return False
+
+    def write(self, text: str) -> None:
+        """Write a text, if there is anything to write it to."""
+        if self._stream is not None:
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        getattr(self._stream, "flush", str)()
+
+
+def say(text: str) -> None:
+    """Print a line on standard output, if that takes it: no result depends on it."""
+    with contextlib.suppress(Exception):
+        print(text, file=OutputStream(sys.stdout), flush=True)
 
 
 class Console(Logger):
@@ -74,10 +101,8 @@ class Console(Logger):
         self.log_frequency = log_frequency
         self.quiet = quiet
         self._episodes = start_episodes
-        self._stream = sys.stdout if stream is None else stream
-        # A dumb terminal would show nothing until the end.
-        terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._lines = not (terminal if live is None else live)
+        self._stream = OutputStream(sys.stdout if stream is None else stream)
+        self._lines = not (self._stream.isatty() if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
         logged = start_episodes if start_logged is None else start_logged
         self._logged = (start_step, start_time, logged)  # when the speed was last taken
@@ -96,9 +121,11 @@ class Console(Logger):
             return
         self._episodes += len(episodes)
         last = episodes[-1]
-        self._mean = last.mean_reward
+        if math.isfinite(last.mean_reward):
+            self._mean = last.mean_reward
         if not self._lines:
-            self._best = last.best_reward
+            if math.isfinite(last.best_reward):
+                self._best = last.best_reward
             self._show(last.step, last.time)
 
     def record(self, record: Record) -> None:
@@ -132,7 +159,7 @@ class Console(Logger):
     def close(self) -> None:
         """End the display, leaving its last state in place."""
         if self._live is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone
+            with contextlib.suppress(Exception):  # the terminal is gone, or the stream closed
                 self._live.stop()
             self._live = None
 
@@ -152,7 +179,6 @@ class Console(Logger):
         )
 
     def _measure(self, step: int, seconds: float) -> None:
-        """Take the speed since the last time."""
         since, start, _ = self._logged
         if seconds > start:
             self._speed = (step - since) / (seconds - start)
@@ -180,7 +206,7 @@ class Console(Logger):
                 progress.TimeElapsedColumn(),
                 progress.TimeRemainingColumn(),
             ]
-        console = RichConsole(file=self._stream, force_terminal=True)
+        console = RichConsole(file=cast(TextIO, self._stream), force_terminal=True)
         self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
         self._bar.add_task("", total=self._max_steps, completed=self._step)
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)

@@ -86,17 +86,10 @@ class Aggregate(NamedTuple):
 
 
 def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
-    """Draw runs.
+    """Draw runs: folders of runs, folders of such folders, or histories; return the file.
 
     Runs of one agent with the same settings are seeds of one curve, drawn with a bootstrap interval. Several
     environments get a panel each, or, with `aggregate`, statistics over all of them.
-
-    Args:
-        paths: folders of runs, folders of such folders, or histories.
-        config: how.
-
-    Returns:
-        The file.
 
     Raises:
         OperantError: a run cannot be read, or an option does not fit; nothing is written then.
@@ -115,11 +108,7 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
 
 
 def _with_episodes(groups: Groups, column: str) -> Groups:
-    """Leave out runs in which no episode has a value yet, if others remain.
-
-    Raises:
-        SpecError: none remain.
-    """
+    """Leave out runs in which no episode has a value yet; SpecError: none remain."""
 
     def has_values(run: Run) -> bool:
         return bool(np.isfinite(np.asarray(run.columns[column], np.float64)).any())
@@ -145,13 +134,11 @@ def _with_episodes(groups: Groups, column: str) -> Groups:
 
 
 def _line_styles(groups: Groups) -> dict[str, tuple[str, Any]]:
-    """Give every label one colour, with dashes, in all panels."""
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     return {label: line_style(i) for i, label in enumerate(labels)}
 
 
 def _curves(groups: Groups, config: PlotConfig) -> object:
-    """Draw learning curves, a panel for each environment."""
     styles = _line_styles(groups)
     columns = min(len(groups), 3)
     rows = math.ceil(len(groups) / columns)
@@ -204,7 +191,6 @@ def aggregates(groups: Groups, config: PlotConfig) -> list[Aggregate]:
 
 
 def _warn_of_lengths(env: str, label: str, runs: Sequence[Run]) -> None:
-    """Warn if final scores are those of runs of different lengths."""
     ends = [int(run.columns["step"][-1]) for run in runs]
     if max(ends) > 1.05 * min(ends):
         warnings.warn(
@@ -218,7 +204,6 @@ def _warn_of_lengths(env: str, label: str, runs: Sequence[Run]) -> None:
 def _range(
     env: str, references: Mapping[str, Any], group: Mapping[str, list[Run]], column: str
 ) -> tuple[float, float]:
-    """Return the scores that count 0 and 1 in an environment."""
     if references:
         if env not in references:
             raise SpecError(
@@ -243,9 +228,7 @@ def _range(
 
 
 def _beginning(run: Run, column: str) -> float:
-    """Return the mean over the first episodes, equally many of every actor: those that end first are the
-    shortest.
-    """
+    """Return the mean over the first episodes, equally many of every actor: the shortest end first."""
     values = run.columns["episode_length" if column == "episode_length" else "episode_reward"]
     actors = run.columns.get("actor", np.zeros(len(values), np.int64))
     each = -(-FIRST_EPISODES // max(len(np.unique(actors)), 1))
@@ -260,7 +243,6 @@ def _final(run: Run, column: str) -> float:
 
 
 def _aggregates(groups: Groups, config: PlotConfig) -> object:
-    """Draw the statistics: a panel for each, a bar for each agent's interval."""
     statistics = aggregates(groups, config)
     styles = _line_styles(groups)
     labels = list(styles)[::-1]

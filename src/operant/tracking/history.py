@@ -2,8 +2,7 @@
 
 A Parquet file cannot be read before it is closed, so a history is a folder of part files, and the last part
 is written again with every flush until it is full. Each write goes to a temporary name and is then renamed:
-whenever the process dies, the folder is a valid history without double rows. Full parts are never touched
-again, so a million episodes take few files, and memory holds one part.
+whenever the process dies, the folder is a valid history without double rows.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ OPTIONAL = {"episode_length": "int64", "actor": "int64"}
 """Columns beside them, which a history written elsewhere may lack."""
 
 INFO = "info/"
-"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`).
-
-A history may have any of these.
-"""
+"""Prefix of columns that hold what environments reported at the end of episodes (`info_keywords`). A history
+may have any of these."""
 
 _FIELDS = {"episode_length": "length"}  # columns whose name is not that of the field of `EpisodeRecord`
 _PART = re.compile(r"part-([0-9]{6})\.parquet")
@@ -145,12 +142,8 @@ class History(Logger):
 def check_place(path: str | Path, argument: str = "history") -> Path:
     """Return the path of a history that can be written or continued; its contents are not looked at.
 
-    Args:
-        path: of the folder.
-        argument: its name, for messages.
-
     Raises:
-        SpecError: for another ending, a path that is a single file, or one inside a file.
+        SpecError: another ending, or a path that is or is inside a file; names the `argument`.
     """
     if Path(path).suffix != ".parquet":
         raise value_error(argument, "a path that ends with .parquet", shown(path))
@@ -164,9 +157,6 @@ def check_place(path: str | Path, argument: str = "history") -> Path:
 
 def read_history(path: str | Path) -> dict[str, np.ndarray]:
     """Read a history: a folder that `History` wrote, or a single Parquet file.
-
-    Args:
-        path: folder or file.
 
     Returns:
         The columns by name, each `[episodes]`, sorted by step, then time. A history that was written
@@ -192,14 +182,7 @@ def read_history(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def end_of(path: str | Path) -> Origin:
-    """Return where a history ends, for a run that continues it; zero if there is none.
-
-    It ends with its last episode. Steps that its run took after that, in episodes that had not ended, are not
-    known.
-
-    Raises:
-        SpecError: it cannot be read, or a documented column is missing.
-    """
+    """Return the end of a history's last episode, zero if there is none; SpecError: it cannot be read."""
     if not Path(path).exists():
         return Origin()
     rows = read_history(path)
@@ -240,7 +223,7 @@ def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate tables, with NaN where one lacks a column of `info` that another has."""
+    """Concatenate tables, with NaN where one lacks a column of `info`."""
     import pyarrow as pa
 
     names = {name: None for table in tables for name in table.column_names if name.startswith(INFO)}
@@ -260,18 +243,18 @@ def _unreadable(part: Path, error: Exception) -> SpecError:
 
 
 def _check_columns(part: Path) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        names = set(pq.read_schema(part).names)
-    except (pa.ArrowException, OSError) as error:
+        given = pq.read_schema(part).names
+    except Exception as error:  # Arrow has errors of its own
         raise _unreadable(part, error) from None
+    names = set(given)
     others = {name for name in names - COLUMNS.keys() - OPTIONAL.keys() if not name.startswith(INFO)}
-    if not COLUMNS.keys() <= names or others:
+    if not COLUMNS.keys() <= names or others or len(names) < len(given):
         raise SpecError(
             f"{part} is not a history. Expected the following columns: {', '.join(COLUMNS)} "
-            f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(names))}."
+            f"(and {', '.join(OPTIONAL)}), got {', '.join(sorted(given))}."
         )
 
 
@@ -290,13 +273,14 @@ def _read(parts: Sequence[Path]) -> pa.Table:
             infos = [name for name in table.column_names if name.startswith(INFO)]
             full = pa.schema([*schema, *((name, pa.float64()) for name in infos)])
             tables.append(table.select(full.names).cast(full))
-        except (pa.ArrowException, OSError) as error:
+            if lacking := [name for name in COLUMNS if tables[-1].column(name).null_count]:
+                raise ValueError(f"its column {lacking[0]!r} has rows without a number")
+        except Exception as error:
             raise _unreadable(part, error) from None
     return _joined(tables) if tables else schema.empty_table()
 
 
 def _write(path: Path, table: pa.Table) -> None:
-    """Write a part, whole or not at all, and force it and its name to the disk."""
     import pyarrow.parquet as pq
 
     from operant.checkpoint import durable
@@ -306,9 +290,7 @@ def _write(path: Path, table: pa.Table) -> None:
 
 
 def _drop_after(folder: Path, step: int) -> None:
-    """Remove the rows beyond a step, from the last part back: what is left is a valid history at any
-    moment.
-    """
+    """Remove the rows beyond a step, from the last part back: the rest is a valid history at any moment."""
     for part in reversed(_parts(folder)):
         rows: Any = _read([part])
         kept = rows.filter(rows.column("step").to_numpy() <= step)

@@ -162,8 +162,8 @@ def _label(benchmark: str, time_unit: str) -> str:
 def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct places where episodes ended, in order, and the finite values of a column there.
 
-    For episodes that ended together, a rolling mean is that of the last one; of any other column it is their
-    mean, since those of an evaluation are in the order in which they ended, the longest last.
+    For episodes that ended together, a rolling mean is that of the last one; any other column is averaged:
+    episodes of an evaluation are in the order in which they ended, the longest last.
     """
     y = np.asarray(history[plot], np.float64)
     order = np.argsort(x, kind="stable")
@@ -178,9 +178,7 @@ def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tupl
 def _curves(
     label: str, histories: Sequence[HistorySource], plot: str, benchmark: str, time_unit: str, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return abscissa `[points]` and the curve of each run `[points, seeds]` over the range that all
-    cover.
-    """
+    """Return abscissa `[points]` and each run's curve `[points, seeds]` over the range that all cover."""
     lines = []
     for source in histories:
         history = source if isinstance(source, Mapping) else read_history(source)

@@ -14,10 +14,9 @@ WARNING_SECONDS = 60.0
 
 
 class LoggerGroup(Logger):
-    """Hands everything to all loggers. Training survives a logger that fails.
+    """Hands everything to all loggers. Training survives one that fails: it is called again next time.
 
-    A failure gives a warning, at most one a minute for each logger. The logger is called again next time,
-    since a full disk or a lost mount may come back.
+    A failure gives a warning, at most one a minute for each logger.
     """
 
     def __init__(self, loggers: Iterable[Logger] = ()) -> None:
@@ -42,11 +41,7 @@ class LoggerGroup(Logger):
         self._each(lambda logger: logger.flush())
 
     def close(self) -> None:
-        """Close every logger, even after one has failed to.
-
-        Raises:
-            OSError: what was left could not be written by a logger that must (`Logger.must_write`).
-        """
+        """Close every logger, even after one failed to; OSError: one failed that must write."""
         if failures := self._each(lambda logger: logger.close()):
             raise OSError("; ".join(failures))
 
@@ -60,7 +55,6 @@ class LoggerGroup(Logger):
             self._each(lambda logger: logger.close())
 
     def _each(self, call: Callable[[Logger], None]) -> list[str]:
-        """Call all loggers; return what could not be written."""
         failures = []
         for i, logger in enumerate(self.loggers):
             try:

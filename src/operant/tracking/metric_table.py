@@ -95,26 +95,3 @@ METRICS: dict[str, Metric] = {
     "update/count": Metric("Updates since the start of training (`operant run`).", "updates"),
 }
 """Every metric that operant reports: ``group/name``, what it means, its unit (none: a pure number)."""
-
-
-def metrics_page() -> str:
-    """Return the text of `docs/metrics.md`."""
-    lines = [
-        "# Metrics",
-        "",
-        "Training reports these numbers; TensorBoard and every other logger show them under these names, at "
-        "the true",
-        "environment step (all actors together). An agent reports those that apply to it, averaged over its "
-        "updates since",
-        "the last record; `update/skipped` is a sum. [Callbacks](classes.md#callbacks) may add others, and",
-        "[`--info-keywords`](train.md#what-environments-tell-in-info) adds `episode/info/NAME` and "
-        "`evaluation/info/NAME`. The page is made",
-        "from `operant.tracking.METRICS`.",
-    ]
-    group = ""
-    for name, (meaning, unit) in METRICS.items():
-        if name.split("/")[0] != group:
-            group = name.split("/")[0]
-            lines += ["", f"## {group}", "", "| name | meaning | unit |", "|---|---|---|"]
-        lines.append(f"| `{name}` | {meaning} | {unit or '-'} |")
-    return "\n".join(lines) + "\n"

@@ -14,8 +14,7 @@ from operant.tracking.record import Logger, Record
 
 
 class MetricsFile(Logger):
-    """Appends a line of JSON to a file with every record: `step`, `time`, and the values under
-    their names.
+    """Appends each record to a file as a line of JSON: `step`, `time`, and the values under their names.
 
     A value that is not finite is null there, as JSON requires: readers see a missing value. Readable at any
     time, by ``pandas.read_json(path, lines=True)``; a run that dies leaves every record that was written, and
@@ -60,10 +59,7 @@ class MetricsFile(Logger):
 
 
 def _drop_after(path: Path, step: float) -> None:
-    """Truncate a file after its last whole line of at most that step; steps never decrease.
-
-    Lines before it stay, whatever they are.
-    """
+    """Truncate a file after its last whole line of at most that step; earlier lines stay as they are."""
     end = position = kept = 0
     unread: list[int] = []  # numbers of lines that are not ours
     with open(path, "r+b") as file:
@@ -90,5 +86,5 @@ def _step(line: bytes) -> float:
     try:
         row: Any = json.loads(line)
         return float(row["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.nan

@@ -1,7 +1,4 @@
-"""The style of all pictures: colours, axes, files.
-
-Drawn without pyplot: no global state, no display needed. matplotlib is imported when something is drawn.
-"""
+"""The style of all pictures. They are drawn without pyplot: no global state, no display needed."""
 
 from __future__ import annotations
 
@@ -50,14 +47,8 @@ def label_axes(
 ) -> None:
     """Give the axes their labels and style.
 
-    Args:
-        ax: the axes.
-        title: above them.
-        x_label: below.
-        y_label: at the left.
-        legend: place of the legend, if there is anything for one.
-        note: a line between title and axes.
-        numbers: which axes have numbers: ``xy``, ``x`` or ``y``.
+    `legend` is its place if there is anything for one, `note` a line between title and axes, and `numbers`
+    says which axes have numbers: ``xy``, ``x`` or ``y``.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -103,11 +94,7 @@ def thousands(value: float, position: int = 0) -> str:
 
 
 def check_format(out: str | Path) -> Path:
-    """Refuse a file that no picture can be written to.
-
-    Raises:
-        SpecError: the suffix is none of a picture, or the path is a folder, or inside a file.
-    """
+    """Refuse (SpecError) a file that no picture can be written to: a folder, or of another suffix."""
     path = Path(out)
     if path.suffix.lower() not in FORMATS or path.is_dir():
         raise value_error("out", f"a file that ends with {', '.join(FORMATS)}", str(out))

@@ -21,7 +21,7 @@ class Record(NamedTuple):
 
 
 def numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the values of a record in the form that loggers take, after a callback may have changed them.
+    """Return the values of a record as loggers take them, after a callback may have changed them.
 
     Raises:
         SpecError: a value is no number (a truth value counts as 0 or 1), or a name cannot be one.
@@ -52,9 +52,9 @@ class EpisodeRecord(NamedTuple):
     length: int
     actor: int
     mean_reward: float
-    """Mean of the last episodes, this one included."""
+    """Mean of the last episodes, this one included; NaN in the warm-up, whose actions are random."""
     best_reward: float
-    """Best mean so far, this one included."""
+    """Best mean so far, this one included; NaN in the warm-up."""
     info: Mapping[str, float] = MappingProxyType({})
     """What the environment reported at its last step, by name in `info_keywords`; NaN: nothing."""
 

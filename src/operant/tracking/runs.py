@@ -1,6 +1,4 @@
-"""Runs by what they trained: histories of run folders, or Parquet files, sorted into agents and their
-seeds.
-"""
+"""Runs by what they trained: histories in run folders or Parquet files, sorted by agent and seed."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, reading
 from operant.spec import read_json
 from operant.spec.run import TOGETHER
 from operant.tracking.history import read_history
@@ -61,11 +59,7 @@ def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
 
 
 def read_run(file: Path) -> dict[str, Any]:
-    """Return what the `run.json` of a run says.
-
-    Raises:
-        SpecError: it cannot be read, or does not describe a run.
-    """
+    """Return what the `run.json` of a run says; SpecError: it cannot be read, or does not describe a run."""
     saved = read_json(file, "run")
     for part, needed in (("agent", "type"), ("run", "env")):
         if not isinstance(saved.get(part), dict) or not isinstance(saved[part].get(needed), str):
@@ -77,7 +71,6 @@ def read_run(file: Path) -> dict[str, Any]:
 
 
 def _places(path: Path) -> list[Path]:
-    """Return the runs that a path stands for."""
     if not path.exists():
         raise SpecError(f"There is no run or history {str(path)!r}.")
     if path.suffix == ".parquet" or (path / "run.json").is_file():
@@ -92,22 +85,19 @@ def _places(path: Path) -> list[Path]:
 
 
 def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, Run]:
-    """Return the place of a run's history, and the run."""
     if path.suffix == ".parquet":
         return path, Run(path, "", _name(path, among), {}, read_history(path))
     saved = read_run(path / "run.json")
-    try:
+    with reading(repr(str(path / "run.json")), SpecError):
         agent, run = dict(saved["agent"]), dict(saved["run"])
         kind, env = agent.pop("type"), run["env"]
         for part in saved.get("resumed", []):
             for name, value in part.get("options", {}).items():
                 agent[name] = f"{_short(agent[name])}, then {_short(value)}"
-    except (KeyError, TypeError, ValueError):
-        raise SpecError(f"{str(path / 'run.json')!r} does not describe a run.") from None
+        history = Path(run.get("history_checkpoint") or path / "history.parquet")
     settings = {**agent, **{name: value for name, value in run.items() if name not in _FREE}}
     # Each seed may begin from its own weights; only whether it does is part of the experiment.
     settings["weights"] = "given" if run.get("weights") else "none"
-    history = Path(run.get("history_checkpoint") or path / "history.parquet")
     if evaluations:
         history = path / EVALUATIONS
         if not history.exists():
@@ -119,7 +109,6 @@ def _read(path: Path, among: Sequence[Path], evaluations: bool) -> tuple[Path, R
 
 
 def _name(path: Path, among: Sequence[Path]) -> str:
-    """Return as much of the end of a path as distinguishes it from others."""
     parts = path.absolute().with_suffix("").parts
     others = {other.absolute().with_suffix("").parts for other in among} - {parts}
     length = 1
@@ -129,15 +118,9 @@ def _name(path: Path, among: Sequence[Path]) -> str:
 
 
 def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[str, list[Run]]]:
-    """Sort runs by environment, then by label; runs of one label are seeds of one experiment.
+    """Sort runs, in the order given, by environment, then label; runs of a label are seeds of an experiment.
 
-    Args:
-        runs: to sort.
-        labels: of each run; none: the agent's name, with the options in which experiments of one environment
-            differ.
-
-    Returns:
-        Runs by environment and label, in the order given.
+    Without labels they are the agent's name, with the options in which experiments of an environment differ.
 
     Raises:
         UsageError: there are not as many labels as runs.
@@ -155,7 +138,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = ()) -> dict[str, dict[s
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """Name a run by its agent, and by what distinguishes it from others of the same agent and environment."""
+    """Name a run by its agent, and by what distinguishes it from others of it in the same environment."""
     alike = [other.settings for other in runs if (other.env, other.agent) == (run.env, run.agent)]
     names = {name: None for settings in alike for name in settings}
     differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]
@@ -164,7 +147,6 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Write a schedule as on the command line; anything else stays as it is."""
     if not isinstance(value, dict):
         return value
     return ":".join(str(value.get(part)) for part in ("type", "start", "end", "steps"))

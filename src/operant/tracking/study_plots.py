@@ -1,5 +1,4 @@
-"""Pictures of a study: how its trials went, which parameters mattered, and all trials as lines over their
-parameters.
+"""Pictures of a study: its trials in order, which parameters mattered, trials as lines over parameters.
 
 `optuna.visualization.matplotlib` draws the same three, but leaves out pruned and failed trials, slants the
 best so far between trials, prints the scales of parallel coordinates over one another, needs pyplot and its
@@ -39,13 +38,7 @@ class Trial(NamedTuple):
 
 
 def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
-    """Draw every trial's value in order, and the best so far; failed ones are ticks at the bottom.
-
-    Args:
-        trials: of the study.
-        out: file to write.
-        title: of the picture.
-    """
+    """Draw every trial's value in order, and the best so far; failed ones are ticks at the bottom."""
     from matplotlib.ticker import MaxNLocator
 
     drawing = figure()
@@ -76,11 +69,7 @@ ENOUGH = 5
 def importances(shares: Mapping[str, float], complete: int, out: str | Path, title: str = "") -> Path:
     """Draw how well each parameter distinguishes the best tenth of the complete trials from all of them.
 
-    Args:
-        shares: by name of the parameter; they sum up to 1.
-        complete: how many trials are complete.
-        out: file to write.
-        title: of the picture.
+    `shares` are by name of the parameter and sum up to 1; `complete` is the number of such trials.
     """
     names = sorted(shares, key=lambda name: shares[name])
     drawing = figure(height=1.6 + 0.42 * len(names))
@@ -105,15 +94,9 @@ def importances(shares: Mapping[str, float], complete: int, out: str | Path, tit
 
 
 def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | Path, title: str = "") -> Path:
-    """Draw each complete trial as a line over one axis per parameter, coloured by its value.
+    """Draw each complete trial as a line over one axis per parameter, coloured by its value, best on top.
 
-    The best are on top.
-
-    Args:
-        trials: complete ones.
-        logarithmic: parameters whose axis is logarithmic.
-        out: file to write.
-        title: of the picture.
+    `logarithmic` are the parameters whose axis is.
     """
     from matplotlib.collections import LineCollection
 
@@ -153,7 +136,7 @@ def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | P
 
 
 class _Scale:
-    """Axis of one parameter: from a value to a height between 0 and 1."""
+    """Maps the values of one parameter to heights between 0 and 1."""
 
     def __init__(self, name: str, values: Sequence[Any], logarithmic: bool) -> None:
         self.name = name
@@ -173,13 +156,11 @@ class _Scale:
         return float(np.log10(value)) if self._logarithmic else float(value)
 
     def height(self, value: Any) -> float:
-        """Return where a value is on the axis."""
         if (self._names is not None and len(self._names) == 1) or self._high == self._low:
             return 0.5
         return (self._raw(value) - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and their labels."""
         if self._names is not None:
             return [(self.height(v), str(v)[:_LINES]) for v in self._names]
         heights = np.linspace(0, 1, 5) if self._high > self._low else np.array([0.5])
@@ -190,7 +171,6 @@ class _Scale:
 
 
 def _axis(ax: Axes, x: float, ticks: Sequence[tuple[float, str]]) -> None:
-    """Draw one upright axis."""
     ax.plot([x, x], [0, 1], color=PALE, linewidth=1.0, zorder=4)
     for height, label in ticks:
         ax.plot([x - 0.02, x + 0.02], [height, height], color=PALE, linewidth=1.0, zorder=4)
@@ -208,6 +188,5 @@ def _axis(ax: Axes, x: float, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def _unit(values: np.ndarray) -> np.ndarray:
-    """Return values scaled to lie between 0 and 1."""
     span = np.ptp(values) if values.size else 0.0
     return (values - values.min()) / span if span else np.full(values.shape, 0.5)

@@ -116,12 +116,7 @@ class SummarizerConfig(Config):
 
 
 class Summarizer:
-    """Writes event files.
-
-    Args:
-        config: its options.
-        actors: how many actors act.
-    """
+    """Writes event files for an agent with so many actors."""
 
     def __init__(self, config: SummarizerConfig, actors: int) -> None:
         self.config = config
@@ -149,12 +144,7 @@ class Summarizer:
             self._add("text", "graph", f"```\n{text}\n```", 0)
 
     def go_on(self, timesteps: int, episodes: int) -> None:
-        """Continue counting from here, if more happened than was observed.
-
-        Args:
-            timesteps: steps taken, and observed, so far.
-            episodes: episodes finished so far.
-        """
+        """Continue counting from so many timesteps and episodes, if more happened than was observed."""
         self._steps, self._episodes = timesteps, episodes
 
     def observe(self, actor: int, reward: float, terminal: int) -> None:
@@ -178,13 +168,7 @@ class Summarizer:
             self._returns[actor], self._lengths[actor] = 0.0, 0
 
     def update(self, number: int, metrics: Mapping[str, float], weights: Mapping[str, np.ndarray]) -> None:
-        """Write what an update measured.
-
-        Args:
-            number: updates so far.
-            metrics: by name.
-            weights: variables by `<model>/<name>`; empty unless `wants_weights`.
-        """
+        """Write what update `number` measured; weights (`<model>/<name>`) are there if `wants_weights`."""
         from tensorboardX.summary import histogram, scalar
 
         begins = tuple(begin for label in self._labels for begin in METRIC_LABELS.get(label, ()))
@@ -242,7 +226,6 @@ class Summarizer:
                 self._add("image", f"{name}/{i}" if len(images) > 1 else name, image, at, dataformats="HWC")
 
     def _add(self, kind: str, name: str, value: Any, step: int, **how: Any) -> None:
-        """Write a summary of one of tensorboardX's kinds."""
         from tensorboardX import summary
 
         self._write(step, getattr(summary, kind)(name, value, **how))
@@ -252,7 +235,7 @@ class Summarizer:
             self._file.summaries(step, *summaries)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
-        """Write a sound as 16-bit WAV; tensorboardX would need another package for it."""
+        """Write a sound as 16-bit WAV; tensorboardX would need another package."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         memory = io.BytesIO()
@@ -295,7 +278,7 @@ def _new_folder(path: Path) -> Path:
 
 
 def _claim(folder: Path) -> Callable[[], None]:
-    """Mark a folder as that of an agent that writes there; return the function that ends this."""
+    """Mark a folder as an agent's that writes there; return the function that ends this."""
     marker = folder / MARKER
     marker.touch(exist_ok=False)
     lock = contextlib.ExitStack()
@@ -319,13 +302,11 @@ def _is_of_agent(folder: Path) -> bool:
 
 
 def _order(folder: Path) -> list[Any]:
-    """Return a key to sort folders by: their names, with numbers in them by value."""
     parts: list[Any] = re.split("([0-9]+)", folder.name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _remove(folder: Path) -> None:
-    """Remove an agent's folder, unless the agent still writes there."""
     with contextlib.suppress(OSError):  # it does, or another process removes the folder, too
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, durable.hold(folder / MARKER))

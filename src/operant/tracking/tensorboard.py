@@ -23,15 +23,10 @@ PREFIX = "events.out.tfevents."
 
 
 class EventFile(AppendFile):
-    """An event file.
+    """An event file in a folder, which is made if missing; OSError: its first event cannot be written.
 
-    Args:
-        directory: its folder; made if missing.
-        resume_at_step: hides what an earlier file in the folder has beyond this step.
-        seconds: after how many the next addition forces it to the disk; None: only `flush` does.
-
-    Raises:
-        OSError: the first event cannot be written.
+    `resume_at_step` hides what an earlier file has beyond this step. After `seconds` the next addition forces
+    it to the disk; with None only `flush` does.
     """
 
     def __init__(
@@ -47,11 +42,7 @@ class EventFile(AppendFile):
             self._event(step=resume_at_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def summaries(self, step: int, *summaries: Any) -> None:
-        """Write summaries (of `tensorboardX.summary`) at a step.
-
-        Raises:
-            OSError: not all could be written; the rest follows with what is added next.
-        """
+        """Write summaries (of `tensorboardX.summary`) at a step; OSError: the rest follows with the next."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         whole = Summary()
@@ -60,9 +51,7 @@ class EventFile(AppendFile):
         self._event(step=step, summary=whole)
 
     def _event(self, **event: Any) -> None:
-        """Write an event in TensorFlow's record format: the number of bytes, then the bytes, each followed
-        by a checksum.
-        """
+        """Write an event in TensorFlow's record format: length, then bytes, each followed by a checksum."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 

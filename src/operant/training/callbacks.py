@@ -14,10 +14,7 @@ from operant.errors import value_error
 def callbacks_of(value: Any, must: str, arguments: int | None = None) -> tuple[Callable[..., Any], ...]:
     """Return what was given as `callback`: None, a function, or several in a list.
 
-    Args:
-        value: what was given.
-        must: what it must be, for the message.
-        arguments: how many it is called with; None: it may be called in several ways.
+    `must` says what it must be, for the message; `arguments`, how many it is called with, if that is fixed.
 
     Raises:
         SpecError: it is something else.
@@ -29,7 +26,6 @@ def callbacks_of(value: Any, must: str, arguments: int | None = None) -> tuple[C
 
 
 def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
-    """Tell whether a function can be called with that many arguments, as far as its signature is known."""
     if arguments is None:
         return True
     try:
@@ -42,8 +38,5 @@ def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
 
 
 def none_refuses(answers: Iterable[Any]) -> bool:
-    """Tell whether the run goes on: whether none of the answers is False.
-
-    Any other answer, such as None, is no veto.
-    """
+    """Tell whether the run goes on: no answer is False. Any other, such as None, is no veto."""
     return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)

@@ -54,13 +54,9 @@ class Environments(NamedTuple):
 
 
 def make_environments(run: RunConfig, envs: Any = None, count: int | None = None) -> Environments:
-    """Make the environments of a run.
+    """Make a run's environments, or take those of the user's program: one, a list, a vector, a native one.
 
-    Args:
-        run: its options.
-        envs: environments of the user's program instead of the run's id: one, a list, a vector, a JAX-native
-            one.
-        count: how many of what was given, if that does not say so itself.
+    `count` is how many of what was given, if that does not say so itself.
 
     Raises:
         OperantError: they cannot be made, or not with these options.
@@ -85,7 +81,6 @@ def make_environments(run: RunConfig, envs: Any = None, count: int | None = None
 
 
 def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
-    """Make environments; see `make_environments`."""
     from operant.envs import catalog
     from operant.envs.gymnasium import infos, preprocessing
     from operant.envs.vector import create
@@ -133,14 +128,9 @@ def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
 
 
 def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
-    """Make the environments of a run again, as a vector on the host even if they are JAX-native.
+    """Make `num_envs` environments of a run (or of `envs`) again, as a vector on the host even if JAX-native.
 
     Atari games are whole games with unclipped rewards: what a policy is judged by, not what it learns from.
-
-    Args:
-        run: its options.
-        num_envs: how many.
-        envs: environments of the user's program instead, as `make_environments` takes them.
     """
     counted = not isinstance(envs, list | tuple)
     built = _build(run.replace(n_envs=num_envs), envs, num_envs if counted else None)
@@ -154,7 +144,5 @@ def host_vector(run: RunConfig, num_envs: int, envs: Any = None) -> VectorEnv:
 
 
 def evaluation_count(run: RunConfig) -> int:
-    """Return how many environments evaluate by default: as many as train, but no more than there are
-    episodes.
-    """
+    """Return how many environments evaluate by default: as many as train, but at most one per episode."""
     return min(run.eval_episodes, run.n_envs)

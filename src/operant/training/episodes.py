@@ -41,12 +41,7 @@ class EpisodeStatistics:
         ended: np.ndarray,
         infos: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
-        """Account for one row of all actors, after which the run is at `step`.
-
-        Append the episodes that it ended.
-
-        `infos` are those of the vector: what it reported for the episodes that ended.
-        """
+        """Account for one row of all actors, which brings the run to `step`; append the episodes it ended."""
         self.reward += reward
         self.length += valid
         if not ended.any():
@@ -60,9 +55,7 @@ class EpisodeStatistics:
 
 
 def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each value over the episodes that reported it, by the name of its metric,
-    `info/NAME`.
-    """
+    """Return the mean of each reported value over the episodes, by the name of its metric, `info/NAME`."""
     reported: dict[str, list[float]] = {}
     for info in infos:
         for key, value in info.items():
@@ -108,11 +101,14 @@ class RollingScore:
         self.best = max(self.best, mean)
         return mean
 
+    def count(self) -> None:
+        """Count an episode of the warm-up, whose actions are no policy's."""
+        self.episodes += 1
+
     def improved(self) -> bool:
         """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping.
 
-        The mean of a full window beats any mean over fewer episodes: the first episode may be lucky, and its
-        return higher than every later mean.
+        The mean of a full window beats any mean over fewer episodes: the first one may be lucky.
         """
         if self.rewards and (self.full, self.mean) > (self._kept_full, self._kept):
             self._kept_full, self._kept = self.full, self.mean
@@ -125,10 +121,7 @@ class RollingScore:
         return math.isfinite(self._kept)
 
     def go_on(self, episodes: int, best: float) -> None:
-        """Continue counting from an earlier history.
-
-        The window stays empty: the earlier episodes are another policy's.
-        """
+        """Continue counting from an earlier history, but not its window: it is another policy's."""
         self.episodes, self.best, self._kept = episodes, best, best
         self._kept_full = math.isfinite(best)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import numpy as np
 
 from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
-from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.base import AbandonedError, VectorEnv
 from operant.errors import whole
+from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 
@@ -96,15 +98,14 @@ class Evaluation:
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
-        """Run the episodes that are due at a step of training, by the policy's best actions.
-
-        Returns:
-            The episodes, fewer if one had no end (see `run_episodes`); None if `stop` was True before.
+        """Run the episodes due at a step, by the policy's best actions; fewer if one had no end, None if `stop`
+        was True before.
         """
-        seeds = np.random.SeedSequence([self.seed, step // self.frequency])
-        seed = int(seeds.generate_state(1)[0] >> 1)
-        finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
-        return finished if len(finished) == self.episodes or not stop() else None
+        seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
+        with contextlib.suppress(AbandonedError):
+            finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
+            return finished if len(finished) == self.episodes or not stop() else None
+        return None
 
 
 def evaluate(

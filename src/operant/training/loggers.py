@@ -19,9 +19,7 @@ from operant.training.loop import TrainingLoop
 def create_loggers(
     directory: Path | None, run: RunConfig, training: TrainingLoop, again: bool = False
 ) -> LoggerGroup:
-    """Return what a run writes: history, metrics, event files, console.
-
-    Without a folder only what its options name.
+    """Return what a run writes: history, metrics, event files, console. Without a folder what options name.
 
     If a run is continued (`again`), what it wrote beyond its current step is dropped.
     """
@@ -54,10 +52,7 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
 
 
 def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) -> WandB:
-    """Return the Weights & Biases logger of a run.
-
-    A later part continues the same W&B run, whose id the folder holds, or else the progress.
-    """
+    """Return the W&B logger of a run; a later part continues the W&B run that folder or progress name."""
     file = None if directory is None else directory / "wandb" / "id"
     known = training.progress.monitored
     if file is not None:

@@ -1,7 +1,4 @@
-"""The training loop: one for both drivers.
-
-It decides when to log, save and stop; it knows no logger and no terminal.
-"""
+"""The training loop for both drivers: when to log, save and stop. It knows no logger and no terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +16,10 @@ import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
-from operant.agents.base.learner import TrainState, with_empty_buffer, without_buffer
+from operant.agents.base.learner import TrainState, learnt_by, with_empty_buffer, without_buffer
+from operant.agents.base.update_counter import UpdateCounter
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, shown
+from operant.errors import CheckpointError, reading, shown
 from operant.spec import traced
 from operant.spec.run import RunConfig
 from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
@@ -29,7 +27,7 @@ from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
 from operant.training.evaluate import LONGEST, Evaluation
-from operant.training.progress import EvaluationScores, Progress, of_this_state
+from operant.training.progress import EvaluationScores, Progress
 
 LOG_SECONDS = 1.0
 """Seconds between two reports, if `log_frequency` is not given."""
@@ -58,7 +56,7 @@ class Outcome(NamedTuple):
     @property
     def summary(self) -> str:
         """One line for the user."""
-        mean = f"{self.mean_reward:.2f}" if self.episodes else "-"
+        mean = f"{self.mean_reward:.2f}" if math.isfinite(self.mean_reward) else "-"
         counts = f"{self.step} steps, {self.episodes} episodes, mean return {mean}"
         if self.skipped:
             counts += f", {self.skipped} gradient step(s) left out"
@@ -70,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class TrainingLoop:
-    """One training run.
+    """One training run: an algorithm, the driver that collects and learns, and where records go.
 
     Args:
         definition: algorithm and options.
@@ -82,8 +80,7 @@ class TrainingLoop:
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
         unjudged: called by `keep_unjudged`; returns what became of the files, if any were asked for.
-        progress: how far an earlier part of the run came, which this one continues and updates; None: there
-            was none.
+        progress: how far an earlier part of the run came, which this one continues and updates, if any.
     """
 
     def __init__(
@@ -113,15 +110,11 @@ class TrainingLoop:
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
         self.on_record: Callable[[Record], bool | None] | None = None
-        """Called with every report, which it may add to and change before the loggers take it.
-
-        The run ends if it returns False.
-        """
+        """Called with every report, which it may add to and change before the loggers take it. The run ends
+        if it returns False."""
         self.ended: str | None = None
-        """How the run, or the part of it that is continued, ended.
-
-        None while it goes on, and if its process died.
-        """
+        """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
+        died."""
         self._endless = False
         """Whether it was said that no episode has ended."""
         self._called_off = False  # by `on_record`
@@ -129,6 +122,7 @@ class TrainingLoop:
         self._ending = False  # everywhere
         self.memory_anew = False
         """Whether the replay memory began anew when the run was resumed, since its checkpoint left it out."""
+        self._warmup = driver.learner.warmup
         self._begun = self._saved = 0.0
         self._saved_step = 0
         self._logged = 0.0, 0
@@ -146,29 +140,35 @@ class TrainingLoop:
 
     @property
     def own_steps(self) -> int | None:
-        """Most environment steps that the agent itself may take, without those of a continued history.
-
-        None: no limit.
-        """
+        """Most environment steps of the agent itself, without those of a history before; None: no limit."""
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
-    def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
-        """Continue from a checkpoint of this run.
-
-        Args:
-            saved: the checkpoint.
-            changed: numeric options of updates whose values are from here on those of this run, not the
-                checkpoint's.
-
-        Raises:
-            CheckpointError: it does not fit.
+    @property
+    def _counted(self) -> int:
+        """Steps as `max_steps` counts them: environment steps, or where each block is a rollout the rows of
+        whole ones, so that as many are run as `max_steps` has room for, however short episodes are.
         """
+        if not self.driver.learner.learns_from_every_block:
+            return self.step
+        rows = (self._earlier + self._collected) * self.driver.block_steps
+        return self.progress.origin.step + rows
+
+    def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
+        """Continue from a checkpoint (if it fits: CheckpointError), but keep the options in `changed`."""
         if "training" not in saved.header:
             raise CheckpointError(f"The checkpoint {str(saved.path)!r} is not one of a training run.")
         header, fresh = saved.header["training"], self.driver.train
-        with of_this_state(saved.path):
-            self.memory_anew, ended = not header["memory"], header["ended"]
+        with reading(repr(shown(saved.path))):
+            self.memory_anew, ended, step = not header["memory"], header["ended"], int(header["step"])
             Progress(self.run).restore(header)
+            actors = saved.header["specification"]["parallel_interactions"]
+        if actors != self.specification["parallel_interactions"]:  # the class's `load` allows it
+            train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
+            if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+                train = train._replace(state=algorithm.resumed(train.state, train.counters))
+            self.driver.restore(train, self.driver.snapshot(), header["step"])
+            self.progress.restore(header)
+            return
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
         like = {"train": shapes, "driver": self.driver.snapshot_like()}
         saved.read(like)  # a checkpoint that cannot be loaded must not cost the current memory
@@ -182,16 +182,15 @@ class TrainingLoop:
         if changed:
             config = np.isin(traced(type(self.definition.config)), list(changed))
             train = train._replace(hyper=np.where(config, fresh.hyper, train.hyper))
-        self.driver.restore(train, tree["driver"], header["step"])
+        self.driver.restore(train, tree["driver"], step)
         self.progress.restore(header)
         self.ended = ended
 
     def save(self) -> Path | None:
-        """Write a checkpoint of the whole run.
+        """Write a checkpoint of the whole run, after what the loggers hold.
 
-        What the loggers hold goes to the disk first. A process that dies in between leaves records beyond the
-        last checkpoint, which the resumed run drops and writes again; the other way round their episodes
-        would be lost.
+        A process that dies in between leaves records beyond the last checkpoint, which the resumed run drops
+        and writes again; the other way round their episodes would be lost.
         """
         if self.directory is None and self.driver.processes == 1:
             return None
@@ -200,7 +199,7 @@ class TrainingLoop:
     def write(self, directory: Path | None, *, keep: int | None, memory: bool) -> Path | None:
         """Write a checkpoint of the run to a folder, with the replay memory or without.
 
-        With None, only take part in it: a snapshot needs all processes, even those that write nothing.
+        With None, only take part in it: a snapshot needs all processes.
         """
         memory = memory or not self.driver.learner.replays
         train = self.driver.train if memory else self.driver.learnt
@@ -226,8 +225,7 @@ class TrainingLoop:
     def loop(self) -> Outcome:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
-        If an environment, a callback or anything else fails, what was learnt before is saved too, and then
-        the error is raised.
+        If anything fails, what was learnt before is saved, too, and then the error is raised.
 
         Raises:
             OperantError: an environment failed.
@@ -245,9 +243,7 @@ class TrainingLoop:
             raise
 
     def fail(self, unreported: Sequence[EpisodeResult]) -> None:
-        """Save what there is when something has failed, with the given episodes: learnt from, and not
-        reported yet.
-        """
+        """Save what there is, and episodes learnt from but not reported, when something has failed."""
         self.ended = "failed"
         self.progress.elapsed = self._time() - self._begun  # the call that failed may have taken long
         # The first error is the one to raise; and a report that fails must not cost the checkpoint.
@@ -269,7 +265,7 @@ class TrainingLoop:
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
         self._left = 0
         self._called_off = False
-        self.driver.deadline = math.inf
+        self._end_by(math.inf)
         self._pace, self._called = 1, time.perf_counter()
         if scores := self._evaluate():  # one that was interrupted
             self.progress.logged = self.progress.score.episodes
@@ -284,7 +280,7 @@ class TrainingLoop:
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
             if self.run.max_steps is not None:
-                left = min(left, math.ceil((self.run.max_steps - self.step) / self.driver.block_steps))
+                left = min(left, math.ceil((self.run.max_steps - self._counted) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
         if self.driver.processes == 1:  # processes that train together make the same calls
@@ -298,9 +294,7 @@ class TrainingLoop:
         return blocks
 
     def take(self, finished: list[EpisodeResult]) -> str | None:
-        """Account for the episodes that ended in those blocks, log and save when due, and return why the
-        run ends, if it does.
-        """
+        """Account for the episodes of those blocks, log and save when due; return why the run ends, if so."""
         self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
@@ -340,32 +334,24 @@ class TrainingLoop:
         return self.step // every > self._saved_step // every
 
     def _set_pace(self) -> None:
-        """Bound the next call of the driver by how long the last one took.
-
-        What is learnt does not depend on it.
-        """
+        """Bound the next call by how long the last one took; what is learnt does not depend on it."""
         seconds = max(time.perf_counter() - self._called, 1e-6)
         self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
 
     def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context for writing files that are not the last of a run."""
         return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")
 
     @property
     def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too.
-
-        If not, only the end of this part is near.
-        """
+        """Whether a run in one part would look at its progress here, too: not only this part ends."""
         return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
-        """Evaluate the policy if it is time; return what is to be reported.
-
-        The clock of training is stopped meanwhile.
-        """
-        evaluation, last = self.evaluation, self.progress.evaluated
-        if evaluation is None or self.step // evaluation.frequency == last.step // evaluation.frequency:
+        """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
+        evaluation, last, step = self.evaluation, self.progress.evaluated, self.step
+        if self.run.max_steps is not None and self._counted >= self.run.max_steps:
+            step = max(step, self.run.max_steps)  # what is due by the end of the run is not left out
+        if evaluation is None or step // evaluation.frequency == last.step // evaluation.frequency:
             return {}
         began = time.perf_counter()
         try:
@@ -376,10 +362,7 @@ class TrainingLoop:
         return scores
 
     def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
-        """Evaluate the policy after the last evaluation, and keep one that is better than ever.
-
-        Return what is to be reported.
-        """
+        """Keep the policy if this evaluation is better than ever; return what is to be reported."""
         step, values = self.step, dict[str, float]()
         finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
         if finished is not None:
@@ -407,18 +390,13 @@ class TrainingLoop:
         return values
 
     def _keep_best(self) -> None:
-        """Write the policy of the best evaluation."""
         if self.on_best is not None:
             self.on_best(self.driver.learnt)
         if self.evaluation is not None and self.evaluation.directory is not None:
             self.write(self.evaluation.directory, keep=1, memory=False)
 
     def end(self, reason: str) -> Outcome:
-        """Save, and tell how the run ended.
-
-        Raises:
-            OSError: the last checkpoint could not be written, as on a full disk.
-        """
+        """Save, and tell how the run ended; OSError: the last checkpoint could not be written."""
         self.ended = reason
         try:
             self.save()
@@ -434,10 +412,7 @@ class TrainingLoop:
         return self._outcome(reason)
 
     def keep_unjudged(self) -> None:
-        """Write the weights of a run that is over, and in which `on_best` could never be called.
-
-        Say what became of the files.
-        """
+        """Write a run's weights if `on_best` could never be called; say what became of the files."""
         evaluated = self.progress.evaluated.best_reward is not None
         if self.unjudged is None or (self.progress.score.judged if self.evaluation is None else evaluated):
             return
@@ -447,24 +422,32 @@ class TrainingLoop:
                 self.loggers.message(f"The run ended before there was {missing} to judge by: {outcome}")
 
     def _time(self) -> float:
-        """Return the time of a clock that is stopped during evaluations, including those of runs beside
-        this one.
-        """
+        """Return the time of a clock that stops during evaluations, also those of runs beside this one."""
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
-        self.driver.deadline = time.perf_counter() + PATIENCE_SECONDS
+        self._end_by(time.perf_counter() + PATIENCE_SECONDS)
+
+    def _end_by(self, deadline: float) -> None:
+        """Have environments, of evaluations too, waited for no longer than that."""
+        self.driver.end_by(deadline)
+        if self.evaluation is not None:
+            self.evaluation.evaluator.env.deadline = deadline
 
     def _account(self, finished: Sequence[EpisodeResult]) -> None:
         episodes, score = [], self.progress.score
         for ended in finished:
-            mean = score.add(ended.reward, ended.length, ended.info)
             step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
-            self.progress.monitor.check(step, score)
+            mean = best = math.nan
+            if ended.step <= self._warmup:
+                score.count()
+            else:
+                mean, best = score.add(ended.reward, ended.length, ended.info), score.best
+                self.progress.monitor.check(step, score)
             episode = ended.reward, ended.length, ended.actor
-            episodes.append(EpisodeRecord(step, seconds, *episode, mean, score.best, ended.info))
+            episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
         if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
@@ -475,9 +458,7 @@ class TrainingLoop:
             )
 
     def _log(self, scores: dict[str, float]) -> None:
-        """Report scores of evaluations, the metrics and the last episodes: to the callback first, then to the
-        loggers.
-        """
+        """Report evaluations' scores, metrics and last episodes: to the callback, then to the loggers."""
         record = self._record(scores)
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile("No weights of the best mean return"):
@@ -491,12 +472,10 @@ class TrainingLoop:
             self.loggers.record(record)
 
     def _report_rest(self) -> None:
-        """Report what there is since the last report, in a run that fails."""
         if self.driver.step > self._logged[1]:
             self.loggers.record(self._record({}))
 
     def _record(self, scores: dict[str, float]) -> Record:
-        """Return a record of scores of evaluations, the metrics and the last episodes."""
         values = {**scores, **self.driver.metrics()}
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
@@ -508,22 +487,20 @@ class TrainingLoop:
                 stacklevel=3,
             )
         score = self.progress.score
+        if score.episodes:
+            values["episode/count"] = float(score.episodes)
         if score.rewards:
             values["episode/reward_mean"] = score.mean
             values["episode/reward_min"] = min(score.rewards)
             values["episode/reward_max"] = max(score.rewards)
             values["episode/length_mean"] = score.mean_length
-            values["episode/count"] = float(score.episodes)
             values["episode/reward_best"] = score.best
             for name, value in info_means(score.infos).items():
                 values[f"episode/{name}"] = value
         return Record(self.step, self.progress.elapsed, values)
 
     def _watch(self) -> str | None:
-        """Lower the learning rate on plateaus, or stop.
-
-        Only where a run in one part would, so that a run in several parts learns the same.
-        """
+        """Lower the learning rate on plateaus, or stop, only where a run in one part would."""
         for verdict in self.progress.monitor.verdicts() if self._looks else ():
             if verdict == "stop":
                 return "early_stop"
@@ -537,7 +514,7 @@ class TrainingLoop:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
             return "target"
-        if run.max_steps is not None and self.step >= run.max_steps:
+        if run.max_steps is not None and self._counted >= run.max_steps:
             return "max_steps"
         return None
 

@@ -20,6 +20,7 @@ from operant.errors import EnvironmentError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import LoggerGroup, interval
+from operant.tracking.console import say
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.drivers.seeds import MultiSeedRunner
@@ -53,16 +54,11 @@ class MultiSeedResult(NamedTuple):
 
 
 def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) -> MultiSeedResult:
-    """Train as planned under a number of successive seeds.
+    """Train as planned under a number of successive seeds, of which that of the plan is the first.
 
     On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with
     its seed, on accelerators up to the rounding of sums. On others they run one after the other. Each writes
     a folder of its own, which can be resumed, loaded, played and plotted like that of any run.
-
-    Args:
-        plan: what to train, and on what; its seed is the first.
-        n_seeds: how many.
-        command: the command line to record.
 
     Raises:
         OperantError: the plan cannot be carried out.
@@ -89,7 +85,6 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
 def _replicate(
     plan: ExperimentConfig, first: int, n_seeds: int, directory: Path, command: str | None
 ) -> MultiSeedResult:
-    """Train with the seeds from `first` on, in folders within `directory`."""
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
@@ -103,8 +98,7 @@ def _replicate(
     rewards = [result.outcome.mean_reward for result in results]
     mean = interval(rewards) if all(math.isfinite(x) for x in rewards) else (math.nan, math.nan, math.nan)
     if not run.quiet:
-        with contextlib.suppress(OSError):  # seeds outlive their terminal, and a full disk under their log
-            print(_farewell(plan, results, mean, directory), flush=True)
+        say(_farewell(plan, results, mean, directory))
     return MultiSeedResult(tuple(results), directory, mean)
 
 
@@ -127,7 +121,6 @@ def _farewell(
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
-    """Train all at once, on a JAX-native environment."""
     definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
@@ -169,7 +162,6 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
 
 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
-    """Let the runs advance, and let each run look at its progress where it would if trained alone."""
     outcomes: dict[int, Outcome] = {}
     wanted: dict[int, int] = {}  # blocks until a run looks
     finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
@@ -217,10 +209,7 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
 
 
 def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
-    """Sum up how far all runs are.
-
-    Those that have ended may still be stepped with the others, but count as of their end.
-    """
+    """Sum up how far all runs are; those that have ended count as of their end."""
     scores = [training.progress.score for training in trainings if training.progress.score.episodes]
     values = {"episode/count": float(sum(score.episodes for score in scores))}
     if scores:

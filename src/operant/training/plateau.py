@@ -11,9 +11,7 @@ Verdict: TypeAlias = Literal["reduce", "stop"]
 
 
 class Monitor:
-    """Counts checks without improvement of the best rolling mean.
-
-    A check is due every `reward_buffer_size` episodes.
+    """Counts checks, every `reward_buffer_size` episodes, without improvement of the best rolling mean.
 
     After `plateau_reduce_patience` of them the learning rate is to be lowered; after `early_stop_patience`
     reductions without an improvement between them, training is to stop. Active from
@@ -56,4 +54,4 @@ class Monitor:
 
     def restore(self, data: dict[str, Any]) -> None:
         """Continue counting."""
-        vars(self).update(data)
+        vars(self).update({name: data[name] for name in self.to_dict()})

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import CheckpointError, shown
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
 from operant.training.episodes import RollingScore
@@ -28,21 +24,14 @@ class EvaluationScores(NamedTuple):
     """Environment steps of training at the best one."""
 
     def next(self, step: int, mean: float) -> EvaluationScores:
-        """Return this record with one more evaluation, at a step.
-
-        Among equal means the first stays the best.
-        """
+        """Return this record with one more evaluation; among equal means the first stays the best."""
         if self.best_reward is None or mean > self.best_reward:
             return EvaluationScores(step, mean, mean, step)
         return self._replace(step=step, mean_reward=mean)
 
 
 class Progress:
-    """How far a run has come, over all its parts.
-
-    Args:
-        run: its options.
-    """
+    """How far a run with these options has come, over all its parts."""
 
     def __init__(self, run: RunConfig) -> None:
         self.score = RollingScore(run.reward_buffer_size)
@@ -61,9 +50,7 @@ class Progress:
         """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
 
     def begin_at(self, origin: Origin) -> None:
-        """Continue counting from the end of an earlier history, its last episode.
-
-        Called before the run begins.
+        """Continue counting from the last episode of an earlier history, before the run begins.
 
         Steps, time, episodes and the best reward continue. The rolling mean begins anew.
         """
@@ -88,7 +75,12 @@ class Progress:
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Continue from what `to_dict` returned."""
+        """Continue from what `to_dict` returned, if it is that.
+
+        Raises:
+            ValueError: a part is of another kind; names it.
+        """
+        _expect(data, self.to_dict(), "training")
         self.elapsed = data["elapsed"]
         self.skipped = data["skipped"]
         self.origin = Origin(**data["origin"])
@@ -99,17 +91,16 @@ class Progress:
         self.monitor.restore(data["monitor"])
 
 
-@contextlib.contextmanager
-def of_this_state(path: str | Path) -> Iterator[None]:
-    """Refuse a file of an earlier, unreleased state of operant: one that lacks what is read inside.
-
-    Raises:
-        CheckpointError: it does.
-    """
-    try:
-        yield
-    except KeyError as error:
-        raise CheckpointError(
-            f"{shown(path)!r} comes from an earlier, unreleased state of operant ({error} is missing), whose "
-            "files are not read. Train anew, in another folder."
-        ) from None
+def _expect(data: Any, fresh: Any, name: str) -> None:
+    """Refuse what is not of the kind of a fresh run's counts; lists are of numbers, or dicts of them."""
+    if isinstance(fresh, dict):
+        for key in fresh:
+            _expect(data[key], fresh[key], key)
+        return
+    if isinstance(fresh, list) and isinstance(data, list):
+        parts = (part.values() if isinstance(part, dict) else [part] for part in data)
+        good = name == "due" or all(isinstance(x, int | float) for part in parts for x in part)
+    else:
+        good = isinstance(data, int | float | type(fresh)) and not isinstance(fresh, list)
+    if not good:
+        raise ValueError(f"{name} is {data!r:.60}")

@@ -1,7 +1,4 @@
-"""What a run was made with: versions, machine, files, and the state of the user's own code.
-
-Nothing here fails or waits.
-"""
+"""What a run was made with: versions, machine, files, state of the user's code. Nothing fails or waits."""
 
 from __future__ import annotations
 
@@ -79,10 +76,7 @@ def git_state(directory: str | Path = ".") -> dict[str, Any] | None:
 
 
 def _git(directory: str | Path, *arguments: str) -> str | None:
-    """Return what git answers, or None.
-
-    It takes no locks; filters that the repository's own configuration names may run.
-    """
+    """Return what git answers, or None; it takes no locks, and may run the repository's own filters."""
     try:
         result = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *arguments],

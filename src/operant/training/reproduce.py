@@ -137,7 +137,6 @@ def reproduce(
 
 
 def _record(directory: Path) -> RunRecord:
-    """Read what a run left, and refuse what cannot be repeated."""
     from operant import checkpoint
     from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
@@ -165,7 +164,6 @@ def _record(directory: Path) -> RunRecord:
 
 
 def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
-    """Yield why a run cannot be repeated."""
     from operant.training import provenance
 
     if training["ended"] == "failed":
@@ -210,7 +208,6 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
 
 
 def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
-    """Train as the run did, with checkpoint and history in a folder; return the step that was reached."""
     from operant.agents.base.agent_spec import parse_agent
     from operant.spec.run import PROCESSES
     from operant.tracking import History, LoggerGroup
@@ -252,7 +249,6 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
 
 
 def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) -> int:
-    """Return how many blocks to repeat before comparing."""
     from operant import checkpoint
 
     like = session.driver.train.counters
@@ -267,7 +263,7 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
 
 
 def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: list[str]) -> Reproduction:
-    """Compare what the run left with what its repetition left, be it `whole` or of the beginning only."""
+    """Compare what run and repetition left, be it `whole` or of the beginning only."""
     from operant.checkpoint import compare, latest
 
     parts, differences = [], []
@@ -306,12 +302,9 @@ def _remedy() -> str:
 
 
 def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> dict[str, np.ndarray] | None:
-    """Return the rows of a history that the run wrote up to a step, at most `most`.
+    """Return at most `most` rows of a history that the run wrote up to a step; None without a history.
 
-    None if there is no history.
-
-    Further rows are those of a run that continued the history from its last episode, which ended before the
-    checkpoint.
+    Further rows are of a run that continued the history from an episode that ended before the checkpoint.
     """
     import numpy as np
 
@@ -348,7 +341,6 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 
 
 def _changes(data: dict[str, Any]) -> list[str]:
-    """Return which versions, machine and commit of the code were different when the run was made."""
     from operant.training import provenance
 
     last = (data.get("resumed") or [data])[-1]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.errors import CheckpointError, SpecError, UsageError, as_folder, shown
+from operant.errors import OperantError, SpecError, UsageError, as_folder, reading, shown
 from operant.spec import plain, read_json
 from operant.spec.run import RunConfig
 from operant.tracking.history import check_place
@@ -83,9 +83,7 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 
 def _is_free(directory: Path) -> bool:
-    """Tell whether a folder is empty, except for what a process left that died before it wrote what its run
-    is.
-    """
+    """Tell whether a folder is empty, except for what a process left that died before it wrote `run.json`."""
     paths = list(directory.iterdir())
     return not paths or (
         (directory / LOCK).exists()
@@ -97,11 +95,7 @@ def _is_free(directory: Path) -> bool:
 
 
 def held(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the folder of a run, which exists, against other processes that would train in it.
-
-    Raises:
-        UsageError: another process trains in it.
-    """
+    """Hold the folder of a run; UsageError: another process trains in it."""
     return _locked(
         directory,
         f"Another process trains in {shown(directory)!r}. Wait for its end, or end it, then resume the run.",
@@ -129,11 +123,7 @@ def history_held(path: str | Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _existing(folder: Path, new: bool = False) -> Iterator[None]:
-    """Make a folder if it is missing; it is then removed afterwards if nothing was written.
-
-    Raises:
-        FileExistsError: it is to be new, and is not.
-    """
+    """Make a folder if it is missing (if `new`, or FileExistsError), and remove it if nothing was written."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=not new)
@@ -147,7 +137,6 @@ def _existing(folder: Path, new: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file of a folder; if another process holds it, refuse."""
     file = folder.absolute() / LOCK
     with contextlib.ExitStack() as stack:
         while True:
@@ -192,11 +181,7 @@ class RunEntry(NamedTuple):
 
 
 def runs_in(place: str | Path) -> list[RunEntry]:
-    """Return the runs directly in a folder and in its folders (`seed-N` of one with several seeds), the
-    oldest first.
-
-    Whatever is not a run, or cannot be read, is left out.
-    """
+    """Return the readable runs in a folder and in its folders (`seed-N`), the oldest first."""
     return read_and_unread(place)[0]
 
 
@@ -205,25 +190,20 @@ def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]
     runs, unread = [], {}
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
-            runs.append(_entry(file.parent, read_run(file)))
-        except (SpecError, CheckpointError) as error:
+            with reading(repr(str(file)), SpecError):
+                runs.append(_entry(file.parent, read_run(file)))
+        except OperantError as error:
             unread[file.parent] = str(error)
-        except (KeyError, TypeError, AttributeError):
-            unread[file.parent] = f"{str(file)!r} does not describe a run."
     return sorted(runs, key=lambda entry: (entry.begun, entry.directory)), unread
 
 
 def runs_within(directory: str | Path) -> str:
-    """Return what to do about a folder that is no run but holds some, such as that of several seeds.
-
-    Else an empty text.
-    """
+    """Say what to do about a folder that is no run but holds some (of several seeds); else nothing."""
     runs = runs_in(directory)
     return f" It holds runs: give one of them, such as {shown(runs[0].directory)!r}." if runs else ""
 
 
 def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
-    """Return what `run.json` and the newest checkpoint say."""
     run = data["run"]
     if not isinstance(data["begun"], str):
         raise TypeError("begun")
@@ -254,20 +234,13 @@ def describe(
     loaded: str | None = None,
     origin: Origin | None = None,
 ) -> None:
-    """Write what the run is, as `run.json`.
+    """Write what the run is, as `run.json`, to its folder.
 
-    Args:
-        directory: its folder.
-        agent: what it trains.
-        run: its options.
-        environments: what it trains in.
-        command: how it was begun; None: as this process was.
-        together: how many runs are one program mapped over their seeds.
-        given: whether the environments are objects that cannot be made again from an id.
-        fits: in how many parts (calls of `fit`) one program has trained it.
-        loaded: checkpoint from elsewhere that it continues from.
-        origin: where the history that it continues ended, and so it began; None: it did not begin with a new
-            agent.
+    That is what it trains, with which options, in what, and how it was begun (`command`; None: as this
+    process was). Of several runs, `together` are one program mapped over their seeds; `given` environments
+    are objects that cannot be made again from an id; one program has trained it in so many `fits`. `loaded`
+    is a checkpoint from elsewhere that it continues from, and `origin` where the history that it continues
+    ended (None: not with a new agent).
     """
     data = {
         "agent": agent,
@@ -292,9 +265,7 @@ def describe_resume(
     command: str | None,
     options: Mapping[str, Any],
 ) -> None:
-    """Add to `run.json` that the run is resumed: from which step, by which versions, with which options
-    changed.
-    """
+    """Add to `run.json` from which step, by which versions and with which changed options it is resumed."""
     data = read_json(directory / "run.json", "run")
     entry = {
         "step": training.driver.step,
@@ -310,7 +281,6 @@ def describe_resume(
 
 
 def _circumstances(command: str | None) -> dict[str, Any]:
-    """Return when, how and with what a run begins."""
     return {
         "command": command if command is not None else " ".join(sys.argv),
         "begun": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -321,7 +291,6 @@ def _circumstances(command: str | None) -> dict[str, Any]:
 
 
 def _write(directory: Path, data: dict[str, Any]) -> None:
-    """Write `run.json`, whole or not at all."""
     text = json.dumps(plain(data), indent=2) + "\n"
     with durable.replaced(directory / "run.json") as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,6 +1,4 @@
-"""An algorithm joined to its environments, ready to train: what the command line and the algorithm classes
-both build.
-"""
+"""An algorithm joined to its environments, for the command line and the algorithm classes alike."""
 
 from __future__ import annotations
 
@@ -30,14 +28,9 @@ from operant.training.progress import Progress
 
 
 class ExperimentSetup:
-    """A built algorithm with the driver of its environments.
+    """A built algorithm with the driver of its environments; the run's seed must be set.
 
-    Args:
-        definition: algorithm and options.
-        environments: what it acts in.
-        run: options of the run; its seed must be set.
-        learner: the algorithm, if it has been built (`build`).
-        driver: what collects and learns; None: a driver of its own.
+    A learner that has been built (`build`) is used, and a driver of another's.
 
     Raises:
         OperantError: algorithm, environments and options do not fit together; nothing has been written then.
@@ -73,17 +66,7 @@ class ExperimentSetup:
         directory: Path | None = None,
         progress: Progress | None = None,
     ) -> TrainingLoop:
-        """Return a training run of this session.
-
-        Args:
-            run: its options.
-            loggers: where records go.
-            directory: folder of its checkpoints; None: none are written.
-            progress: how far an earlier part of it came; None: there was none.
-
-        Raises:
-            SpecError: weights would be written where the run keeps its own.
-        """
+        """Return a training run of this session; SpecError: weights would go where it keeps its own."""
         if directory is not None:
             self.weights.stay_out_of(directory)
         return TrainingLoop(
@@ -102,9 +85,7 @@ class ExperimentSetup:
 def threads_together(
     definition: AgentSpec, environments: Environments, run: RunConfig, runs: int
 ) -> int | None:
-    """Return with how many threads of XLA each of that many runs at once must go on, to compute the same
-    numbers; None: as by itself.
-    """
+    """Return how many XLA threads each of that many runs needs for the same numbers; None: as alone."""
     product = definition.limited(environments.limit).product(run.n_envs)
     if run.threads is not None or product <= runtime.SAME_PRODUCT:
         return run.threads
@@ -166,9 +147,7 @@ class WeightFiles:
                 raise value_error("checkpoints", must, shown(file), "Give a path of its own for each.")
 
     def save(self, train: TrainState, judged: bool = True) -> None:
-        """Write the variables of a better policy than before, or (not `judged`) of one that was never
-        judged.
-        """
+        """Write the variables of a better policy than before, or (not `judged`) of one never judged."""
         weights = self.algorithm.weights(train.state)
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
@@ -176,9 +155,7 @@ class WeightFiles:
             checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: TrainState) -> str | None:
-        """Write the variables of a run that ended before anything judged its policy.
-
-        Never over others that may be better.
+        """Write the variables of a run that ended before anything judged its policy, never over others.
 
         Returns:
             What became of the files; None if none were asked for.
@@ -199,8 +176,7 @@ class WeightFiles:
 
 
 def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
-    """Return the definition with the networks that weights belong to, in place of those that were left at
-    their defaults.
+    """Return the definition with the networks of the weights in place of those left at their defaults.
 
     Each file determines the network of its own model: files may be from different runs, and a policy's alone
     says nothing of the baseline. Weights of another agent change nothing.
@@ -225,10 +201,7 @@ def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
 
 
 def _networks_of(model: str, names: Iterable[str]) -> set[str]:
-    """Return the options whose networks a model is made of, by its name: `critic1` is of `critic_model`.
-
-    If no name matches, all.
-    """
+    """Return the options whose networks a model is made of: `critic1` is of `critic_model`; else all."""
     return {name for name in names if model.startswith(name.removesuffix("_model"))} or {*names}
 
 
@@ -249,9 +222,7 @@ def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
 
 
 def _expect_places(paths: Sequence[str]) -> None:
-    """Refuse paths to which weights cannot be written, before training: they are first written in the
-    middle of it.
-    """
+    """Refuse, before training, paths to which weights cannot be written in the middle of it."""
     for i, file in enumerate(paths):
         path = Path(file)
         if not checkpoint.named_well(path.name):
@@ -268,7 +239,6 @@ def _expect_places(paths: Sequence[str]) -> None:
 
 
 def _overlap(one: str | Path, other: str | Path) -> bool:
-    """Tell whether two paths are the same, or one is inside the other."""
     a, b = Path(one).resolve(), Path(other).resolve()
     return a.is_relative_to(b) or b.is_relative_to(a)
 

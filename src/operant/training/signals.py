@@ -13,29 +13,21 @@ from typing import Any
 
 
 class _SignalFlags:
-    """By which signal the process was asked to terminate."""
-
     terminate: int | None = None
 
 
 def terminations() -> tuple[signal.Signals, ...]:
-    """Return the signals that ask the process to terminate: that of a closed terminal, too, unless it is
-    ignored (`nohup`).
-    """
+    """Return the signals that ask to terminate, that of a closed terminal only if not ignored (`nohup`)."""
     known = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGHUP")]  # not every system has the latter
     return tuple(s for s in known if s == signal.SIGTERM or signal.getsignal(s) is not signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None = None) -> Iterator[None]:
-    """Turn the first Ctrl-C (or request to terminate) inside into a call of `stop`, and say so.
+    """Turn the first Ctrl-C (or one of `numbers`) inside into a call of `stop`, and say so.
 
     A Ctrl-C after it raises `KeyboardInterrupt`. Outside of the main thread nothing changes: its owner
     handles signals.
-
-    Args:
-        stop: called without arguments.
-        numbers: the signals; None: Ctrl-C's, and `terminations`.
     """
     asked = False
 
@@ -65,8 +57,7 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
 
 @contextlib.contextmanager
 def terminating() -> Iterator[None]:
-    """End the program after what is inside, if that came to an orderly end because the process was asked to
-    terminate.
+    """End the program after what is inside, if that ended because the process was asked to terminate.
 
     Raises:
         SystemExit: it was; the status is that of a process that the signal ends.
@@ -82,12 +73,7 @@ def terminating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable(stop: Callable[[], None]) -> Iterator[None]:
-    """Turn a request to terminate inside, if nobody handles it yet, into a call of `stop`, and end the
-    program afterwards; not Ctrl-C.
-
-    Raises:
-        SystemExit: as `terminating`.
-    """
+    """Turn a request to terminate inside, unhandled so far, into a call of `stop`, then end the program."""
     numbers = [s for s in terminations() if signal.getsignal(s) is signal.SIG_DFL]
     if signal.SIGTERM not in numbers:  # such as `fit` whose callback runs this
         yield
@@ -100,8 +86,7 @@ def terminable(stop: Callable[[], None]) -> Iterator[None]:
 def held() -> Iterator[None]:
     """Let a Ctrl-C inside wait for the end; a second one ends at once.
 
-    For a compiled call that consumes its arguments, up to the assignment of its results: in between, the
-    state exists nowhere.
+    For a compiled call that consumes its arguments: until its results are assigned the state exists nowhere.
     """
     waiting: list[bool] = []
 

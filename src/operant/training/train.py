@@ -15,7 +15,7 @@ from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
-from operant.errors import SpecError, UsageError, quoted, shown, value_error
+from operant.errors import SpecError, UsageError, quoted, reading, shown, value_error
 from operant.spec import effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
@@ -26,7 +26,6 @@ from operant.training.environments import Environments, evaluation_count, host_v
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers
 from operant.training.loop import TrainingLoop
-from operant.training.progress import of_this_state
 from operant.training.run_dir import (
     BEST,
     LIMITS,
@@ -83,10 +82,13 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
             f"missing.{runs_within(directory)}"
         )
     saved = read_run(file)
-    with of_this_state(file):
+    with reading(repr(shown(file))):
         by_program = saved["given"]
-    parts = saved.get("resumed", [])
-    agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
+        parts = saved.get("resumed", [])
+        agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
+        last = parts[-1] if parts else {}
+        limits = {name: last[name] for name in LIMITS if name in last}
+        RunConfig.from_dict({**saved["run"], **limits})
     known = options(RunConfig)
     hyper = {n: v for n, v in changes.items() if n not in known}
     changes = {n: v for n, v in changes.items() if n in known}
@@ -107,8 +109,6 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
             f"cannot be made again from {saved['run']['env']!r}. Go on with its agent in that program: "
             f"Agent.load(directory={shown(directory)!r})."
         )
-    last = parts[-1] if parts else {}
-    limits = {name: last[name] for name in LIMITS if name in last}
     alone = dict.fromkeys(PROCESSES)
     run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
@@ -121,9 +121,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
 
 
 def _changeable(agent: Mapping[str, Any]) -> list[str]:
-    """Return the options of an agent that may change when a run is resumed: numbers that updates use, and
-    that have an effect.
-    """
+    """Return the options that may change on resuming: numbers that updates use, and that have an effect."""
     cls = config_class(agent["type"])
     known = options(cls)
     idle = [n for n, meta in known.items() if meta.needs is not None and not effective(meta.needs, agent)]
@@ -131,7 +129,7 @@ def _changeable(agent: Mapping[str, Any]) -> list[str]:
 
 
 def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
-    """Drop the weights that a run began from, which may no longer exist, once it has a checkpoint."""
+    """Drop the weights a run began from, which may be gone, once it has a checkpoint."""
     return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
 
 
@@ -144,35 +142,30 @@ def finished(plan: ExperimentConfig) -> bool:
 def _reached(directory: Path, limit: int) -> int:
     """Return the step of the checkpoint that a run continues from; 0 if it has none.
 
-    A checkpoint at the limit or beyond, which would leave nothing to do, is trusted only after all of it has
-    been read.
+    One at the limit or beyond, which leaves nothing to do, is trusted only after all of it has been read.
     """
     place = directory / "checkpoints"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resuming will say which ones were skipped
-        step = _step(checkpoint.latest_header(place))
-        if step >= limit:
-            whole = checkpoint.newest(place)
-            step = _step(None if whole is None else whole.header)
+        with reading(repr(shown(place))):
+            step = _step(checkpoint.latest_header(place))
+            if step >= limit:
+                whole = checkpoint.newest(place)
+                step = _step(None if whole is None else whole.header)
     return step
 
 
 def _step(header: dict[str, Any] | None) -> int:
-    """Return the step of a run as the header of its checkpoint says; 0 if there is none."""
     if header is None:
         return 0
     return int(header["training"]["step"]) + int(header["training"]["origin"]["step"])
 
 
 def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
-    """Train as planned.
+    """Train as planned; `command` is the command line to record.
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing
-    behind.
-
-    Args:
-        plan: what to train, and on what. Relative paths are of the working directory at this call.
-        command: the command line to record.
+    behind. Relative paths are of the working directory at this call.
 
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
@@ -187,7 +180,7 @@ def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
 
 @contextlib.contextmanager
 def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[TrainingLoop, Path]]:
-    """Build all that a plan needs, and hold the folder of its run; yield the loop and the folder."""
+    """Build all that a plan needs, and hold the folder of its run meanwhile."""
     run = plan.run
     expect_evaluations(run)
     if run.seed is None:
@@ -195,6 +188,9 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
     run = located(run)
+    if plan.resume is not None:
+        with reading(repr(shown(plan.resume / "run.json")), SpecError):
+            parse_agent(plan.agent)
     definition = parse_agent(plan.agent, **plan.options)
     if plan.resume is None:
         definition = fitting(definition, run.weights)
@@ -211,7 +207,12 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None:
             run = _without_weights(run, directory)
-        environments = make_environments(run)
+        try:
+            environments = make_environments(run)
+        except SpecError as error:
+            if plan.resume is None:
+                raise
+            raise SpecError(f"{shown(plan.resume / 'run.json')!r}: {error}") from None
         stack.callback(environments.close)
         setup = ExperimentSetup(definition, environments, run)
         training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
@@ -261,38 +262,10 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
 
 
 def expect_evaluations(run: RunConfig) -> None:
-    """Refuse evaluations that would begin after the end of a run.
-
-    Raises:
-        SpecError: names `eval_frequency`.
-    """
+    """Refuse evaluations that would begin after a run's end: a SpecError names `eval_frequency`."""
     if run.eval_frequency is not None and run.max_steps is not None and run.eval_frequency > run.max_steps:
         must = f"at most max_steps={run.max_steps}, or nothing is evaluated"
         raise value_error("eval_frequency", must, run.eval_frequency)
-
-
-def opened(directory: str | Path) -> tuple[ExperimentSetup, RunConfig]:
-    """Build what a run in a folder trained, with the state of its newest checkpoint.
-
-    Close its `environments` when done.
-
-    Raises:
-        OperantError: there is no run in the folder, or no checkpoint yet.
-    """
-    directory = Path(directory).absolute()
-    plan = resumed(directory, {})
-    # However it was trained, it is only looked at here, on one device; and no weights are written.
-    run = _without_weights(plan.run, directory)
-    plan = plan._replace(run=run.replace(n_devices=None, checkpoints=()))
-    environments = make_environments(plan.run)
-    try:
-        session = ExperimentSetup(parse_agent(plan.agent), environments, plan.run)
-        if not _restored(session.training(plan.run, LoggerGroup()), directory):
-            raise SpecError(f"There is no checkpoint yet in {shown(directory / 'checkpoints')!r}.")
-    except BaseException:
-        environments.close()
-        raise
-    return session, plan.run
 
 
 @contextlib.contextmanager
@@ -302,11 +275,7 @@ def evaluating(
     """Have runs of one agent evaluate its policy while they train, if their options say so.
 
     A run that has a folder writes the results there: `evaluations.parquet`, and the best policy in `best`.
-
-    Args:
-        trainings: the runs.
-        learner: the algorithm.
-        env: environments for all; None: as many as are needed are made, and closed afterwards.
+    Without `env`, as many environments as are needed are made, and closed afterwards.
 
     Raises:
         OperantError: the environments cannot be made.
@@ -357,9 +326,7 @@ def history_origin(run: RunConfig) -> Origin:
 
 
 def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] = ()) -> bool:
-    """Continue from the newest checkpoint of a run.
-
-    Return False if it was stopped before the first one was written, and so begins anew.
+    """Continue from the newest checkpoint of a run; return False if there is none: it begins anew.
 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
@@ -369,10 +336,12 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
     newest = checkpoint.newest(directory / "checkpoints")
     if newest is not None:
         # Beside those, what an earlier part changed that stopped before a checkpoint of its own.
-        saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
-        training.restore(newest, {*changed, *(n for n in agent if saved.get(n) != agent[n])})
+        with reading(repr(shown(newest.path))):
+            saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
+            changed = {*changed, *(n for n in agent if saved.get(n) != agent[n])}
+        training.restore(newest, changed)
     elif training.run.history_checkpoint is not None:
-        with of_this_state(directory / "run.json"):
+        with reading(repr(shown(directory / "run.json"))):
             origin = read_run(directory / "run.json")["origin"]
         if origin is None:
             raise SpecError(
@@ -390,8 +359,7 @@ def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bo
 
 
 def refuse_rows_of_others(training: TrainingLoop) -> None:
-    """Refuse to continue a history that another run has continued since: its rows beyond this run would be
-    dropped.
+    """Refuse to continue a history that another run has continued since: its rows would be dropped.
 
     Raises:
         UsageError: it has rows beyond the step where the run stands, which has written all of its own.
@@ -413,7 +381,6 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
 
 
 def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
-    """Say which tuned settings there are for a run that begins with the defaults of its algorithm."""
     if plan.resume is None and not plan.options:
         here = plan.agent, env
         measured = (p for p in presets.every() if not p.score.startswith("not measured"))
@@ -433,7 +400,6 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
 
 
 def _farewell(outcome: Any, directory: Path, command: str) -> str:
-    """Say how it ended, where everything is, and how to go on."""
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: {command}")

@@ -1,3 +1,1 @@
-"""What tuning is made of: plans and their ranges, the study and its storage, trials in processes, the
-search.
-"""
+"""Tuning: plans and their ranges, the study and its storage, trials in processes, the search."""

@@ -1,7 +1,4 @@
-"""What a study is to do, before anything is built or written.
-
-Imports neither JAX nor Optuna: help must come at once.
-"""
+"""What a study is to do, before anything is built or written, and before JAX and Optuna are loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What tuning may choose: options with several values, read by the search kind that their `Config` declares.
-
-Imports no Optuna: a range is refused before anything heavy is loaded.
-"""
+"""What tuning may choose: options with several values, read by the search kind of their `Config`."""
 
 from __future__ import annotations
 
@@ -26,20 +23,7 @@ class Range(NamedTuple):
 def split(
     configs: Iterable[type[Config]], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Range]]:
-    """Split options into those that are fixed and those that are searched.
-
-    An option that has a search kind and a list of several values is searched; one value is fixed.
-
-    Args:
-        configs: the configs that declare the options.
-        values: of options, by name.
-
-    Returns:
-        Fixed options, and ranges of the others.
-
-    Raises:
-        SpecError: too many values, a reversed range, a value of the wrong type or out of bounds.
-    """
+    """Split options into fixed ones and ranges (several values, a search kind); SpecError: a bad value."""
     known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
     fixed: dict[str, Any] = {}
     ranges: dict[str, Range] = {}
@@ -57,7 +41,6 @@ def split(
 
 
 def _range(name: str, kind: Search, values: tuple[Any, ...]) -> Range:
-    """Make one range, or say what is wrong with it."""
     shown = " ".join(map(str, values)) or "none"
     if kind == "categorical":
         if len(set(values)) < max(1, len(values)) or not values:
@@ -82,9 +65,7 @@ def _range(name: str, kind: Search, values: tuple[Any, ...]) -> Range:
 
 
 def corners(ranges: Mapping[str, Range]) -> list[dict[str, Any]]:
-    """Return the settings with the first and with the last value of every range: what is tried before a
-    study begins.
-    """
+    """Return the settings with every range's first value and with every last one, to try beforehand."""
     first = {name: each.values[0] for name, each in ranges.items()}
     last = {name: each.values[-1] for name, each in ranges.items()}
     return [first] if first == last else [first, last]

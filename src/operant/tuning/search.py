@@ -1,4 +1,4 @@
-"""The search itself: asks Optuna for settings, starts a process for each trial, and keeps the study.
+"""The search: asks Optuna for settings, starts a process for each trial, and keeps the study.
 
 Optuna chooses and stores in this process alone. The processes of trials know neither the study nor its
 storage: a trial that crashes takes nothing with it. Several processes that search, on one machine or many,
@@ -34,8 +34,6 @@ STALE_SECONDS = 600.0
 
 
 class _TrialSlot(NamedTuple):
-    """A trial and its process."""
-
     trial: optuna.Trial
     process: TrialProcess
     begun: float
@@ -96,9 +94,7 @@ class StudySearch:
         return TrialProcess(silent=not self.plan.config.non_silent)
 
     def _try(self) -> None:
-        """Build what trials will train, with the first or the last value of every range, before anything
-        is written.
-        """
+        """Build what trials will train, with every range's first or last value, before writing anything."""
         self._spare = self._process()
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
@@ -120,7 +116,6 @@ class StudySearch:
         raise SpecError(faults[0])
 
     def _order(self, do: str, hyper: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-        """Return what a process is to do."""
         scored = {"episodes": self.plan.config.trial_episodes, "seeds": self.plan.config.trial_seeds}
         return {"do": do, "agent": self.plan.agent, "options": hyper, "run": run, **scored}
 
@@ -146,16 +141,13 @@ class StudySearch:
         self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
 
     def _sampler(self, number: int) -> Any:
-        """Return the sampler of one trial: a seed must not draw the same twice in a study that is
-        continued, or shared by several processes.
-        """
+        """Return a trial's sampler: no seed draws twice in a study that goes on or is shared."""
         from optuna.samplers import TPESampler
 
         seed = self.plan.run.get("seed")
         return TPESampler(seed=None if seed is None else (seed * 1_000_003 + number) % 2**32)
 
     def _begin(self) -> None:
-        """Choose settings and start a trial with them."""
         self._left -= 1
         trial = self.study.ask()
         _mark_alive(trial)  # first: whatever kills this process from here on, others take the trial for dead
@@ -190,7 +182,6 @@ class StudySearch:
             self._drop(running)
 
     def _hear(self, running: _TrialSlot) -> None:
-        """Handle one message from a trial."""
         try:
             message = running.process.receive()
         except TrialLostError as lost:
@@ -211,7 +202,6 @@ class StudySearch:
             self._finish(running, message)
 
     def _finish(self, running: _TrialSlot, message: Mapping[str, Any]) -> None:
-        """Record a trial that was finished, or pruned."""
         from optuna.trial import TrialState
 
         trial, pruned = running.trial, message["kind"] == "pruned"
@@ -230,10 +220,7 @@ class StudySearch:
         )
 
     def _fail(self, running: _TrialSlot, text: str, trace: str = "") -> None:
-        """Record a trial that failed, and why.
-
-        One that fails while the study ends may have been ended with it.
-        """
+        """Record a trial that failed, and why: also if the end of the study ended it."""
         if self.stopped:
             self._give_up(running)
             return
@@ -282,9 +269,7 @@ def _mark_alive(trial: optuna.Trial) -> None:
 
 
 def reclaim(study: optuna.Study) -> list[int]:
-    """Mark running trials as failed whose process has long been gone, and let their settings be tried again.
-
-    Return their numbers.
+    """Mark running trials whose process is long gone as failed, to be tried again; return their numbers.
 
     In studies that operant did not make, trials of others are left alone.
     """
@@ -306,10 +291,7 @@ def reclaim(study: optuna.Study) -> list[int]:
 
 
 def _enqueue(study: optuna.Study, number: int, params: dict[str, Any]) -> None:
-    """Queue a trial's settings to be tried first.
-
-    Done before it is marked as failed, so that a process killed in between loses none.
-    """
+    """Queue a trial's settings first; before it is marked as failed, so that a crash loses none."""
     waiting = any(trial.user_attrs.get("again") == number for trial in study.get_trials(deepcopy=False))
     if params and not waiting:
         study.enqueue_trial(params, {"again": number})

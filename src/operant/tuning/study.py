@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from operant.errors import SpecError, UsageError, suggest
+from operant.errors import SpecError, UsageError, reading, suggest
 
 if TYPE_CHECKING:
     import optuna
@@ -56,11 +56,7 @@ def need_optuna() -> None:
 
 
 def folder(name: str) -> Path:
-    """Return the folder of a study's own files.
-
-    Raises:
-        SpecError: the name cannot be that of a folder.
-    """
+    """Return the folder of a study's own files; SpecError: the name cannot be that of a folder."""
     if not name or name in (".", "..") or any(c in name for c in "/\\:\0"):
         raise SpecError(f"study must be a name without / \\ and :. Received: study={name!r}.")
     return Path(FOLDER) / name
@@ -74,11 +70,7 @@ def fresh(agent: str, env: str) -> str:
 
 
 def place(name: str, storage: str | None) -> str:
-    """Return the storage of a study in full: the user's, or the study's own SQLite file.
-
-    Raises:
-        SpecError: it is none that operant knows.
-    """
+    """Return a study's storage in full: the user's, or its own SQLite file; SpecError: of no known kind."""
     if storage is None:
         return f"sqlite:///{folder(name) / 'study.db'}"
     folder(name)
@@ -110,11 +102,7 @@ def file_of(storage: str) -> Path | None:
 
 
 def connect(storage: str) -> Any:
-    """Open a storage, which is made if there is none.
-
-    Raises:
-        SpecError: it cannot be reached, or its driver is missing.
-    """
+    """Open a storage, made if missing; SpecError: it cannot be reached, or its driver is missing."""
     need_optuna()
     import sqlalchemy.exc
     from optuna.storages import JournalStorage, RDBStorage
@@ -168,11 +156,7 @@ def _with_driver(storage: str) -> str:
 
 
 def load(name: str, storage: str | None) -> optuna.Study:
-    """Open a study that exists.
-
-    Raises:
-        SpecError: there is none.
-    """
+    """Open a study that exists; SpecError: there is none."""
     need_optuna()
     import optuna
 
@@ -181,22 +165,16 @@ def load(name: str, storage: str | None) -> optuna.Study:
     remedy = "Give --storage if it is elsewhere." if storage is None else ""
     if file is not None and not file.is_file():
         raise SpecError(f"There is no study {name!r}: {shown(where)} does not exist. {remedy}".rstrip())
-    opened = connect(where)
-    try:
-        return optuna.load_study(study_name=name, storage=opened)
-    except KeyError:
+    with reading(f"The storage {shown(where)!r}", SpecError):
+        opened = connect(where)
         names = optuna.get_all_study_names(opened)
-        raise SpecError(f"There is no study {name!r} in {shown(where)}.{suggest(name, names)}") from None
+        if name not in names:
+            raise SpecError(f"There is no study {name!r} in {shown(where)}.{suggest(name, names)}")
+        return optuna.load_study(study_name=name, storage=opened)
 
 
 def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: Any) -> optuna.Study:
-    """Open a study, which is made if there is none.
-
-    Args:
-        name: its name.
-        storage: as `place` returns it.
-        attributes: what it tunes; a study that exists must say the same.
-        settings: sampler and pruner.
+    """Open a study with these attributes, sampler and pruner, in a storage as `place` returns it, or make it.
 
     Raises:
         SpecError: the study that exists tunes something else, or does not say what.
@@ -230,11 +208,7 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
 
 
 def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
-    """Refuse ranges that cannot be joined with those of the trials so far.
-
-    Raises:
-        SpecError: other categorical values, or another kind of range.
-    """
+    """Refuse ranges that cannot be joined with the trials': other categorical values, another kind."""
     from optuna.distributions import check_distribution_compatibility
 
     known: dict[str, Any] = {}
@@ -252,11 +226,7 @@ def check_ranges(study: optuna.Study, wanted: Mapping[str, Any]) -> None:
 
 
 def best(study: optuna.Study) -> BestTrial | None:
-    """Return the best trial of a study; None if none was finished.
-
-    Raises:
-        UsageError: operant did not make it.
-    """
+    """Return the best trial of a study; None if none was finished; UsageError: operant did not make it."""
     from optuna.trial import TrialState
 
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -283,22 +253,21 @@ def best(study: optuna.Study) -> BestTrial | None:
 def from_study(name: str, storage: str | None = None) -> BestTrial:
     """Return the best trial of a study by name: what `operant train --from-study` trains.
 
-    Args:
-        name: of the study.
-        storage: where it is; None: in its own file, `studies/NAME/study.db`.
+    Without `storage` it is in the study's own file, `studies/NAME/study.db`.
 
     Raises:
         SpecError: there is no such study.
         UsageError: none of its trials was finished.
     """
-    trial = best(load(name, storage))
-    if trial is None:
-        raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
-    return trial
+    study = load(name, storage)
+    with reading(f"The storage {shown(place(name, storage))!r}", SpecError):
+        trial = best(study)
+        if trial is None:
+            raise UsageError(f"No trial of the study {name!r} was finished yet. Run more: operant tune ...")
+        return trial
 
 
 def _range(distribution: Any) -> str:
-    """Return what a distribution of Optuna's draws from, in the words of the command line."""
     if hasattr(distribution, "choices"):
         return " or ".join(map(str, distribution.choices))
     return f"{distribution.low} to {distribution.high}{', logarithmically' if distribution.log else ''}"

@@ -44,11 +44,7 @@ class TrialLostError(Exception):
 
 
 class TrialProcess:
-    """A process that runs one trial, seen from the one that tunes.
-
-    Args:
-        silent: keep back what it prints, to show the end of it if it dies.
-    """
+    """A process that runs one trial; if `silent`, what it prints is shown only if it dies."""
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
     """What the process runs."""
@@ -76,11 +72,7 @@ class TrialProcess:
             self.connection.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> dict[str, Any]:
-        """Wait for a message.
-
-        Raises:
-            TrialLostError: the process ended instead.
-        """
+        """Wait for a message; TrialLostError: the process ended instead."""
         try:
             message: dict[str, Any] = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
@@ -92,7 +84,6 @@ class TrialProcess:
         return message
 
     def _printed(self) -> str:
-        """Return the end of what the process printed."""
         if self._output is None:
             return ""
         self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - TAIL))
@@ -128,7 +119,6 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
 
 
 def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    """Build what an order says, and train it if there is a connection to report to."""
     try:
         return _train(order, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -141,14 +131,11 @@ def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[st
 
 
 class _SeedRun(NamedTuple):
-    """A part of a trial: its training under one seed."""
-
     training: TrainingLoop
     evaluation: Evaluation | None
     """How it is scored; None: by the mean return of training."""
 
     def value(self) -> float | None:
-        """Return its current score; None if no episode has ended."""
         training = self.training
         if self.evaluation is None:
             return training.progress.score.mean if training.progress.score.episodes else None
@@ -177,7 +164,6 @@ def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str,
 def _seed(
     definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack
 ) -> _SeedRun:
-    """Build what trains under one seed; the stack closes it."""
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
     from operant.training.session import ExperimentSetup
@@ -209,7 +195,6 @@ def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
 
 
 def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connection) -> dict[str, Any]:
-    """Train from report to report, until the end or until the trial is pruned."""
     assert steps is not None
     active, value, values = list(seeds), None, []
     points = report_steps(0, steps)
@@ -240,7 +225,6 @@ def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connectio
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if a value is missing."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None
 

@@ -1,7 +1,4 @@
-"""Search hyperparameters: many short runs, each in a process of its own, chosen by Optuna.
-
-What `operant tune` runs.
-"""
+"""What `operant tune` runs: many short runs, each in a process of its own, chosen by Optuna."""
 
 from __future__ import annotations
 
@@ -84,7 +81,6 @@ def tune(plan: StudyPlan) -> TuningResult:
 
 
 def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
-    """Say how the study stands, and what can be done with it."""
     name, best = tuned.study.study_name, tuned.best
     where = "" if config.storage is None else f" --storage {quoted(studies.shown(config.storage))}"
     study = quoted(name)
@@ -110,12 +106,10 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
 
 
 def draw(study: optuna.Study, folder: Path) -> list[Path]:
-    """Write the plots of a study: its history, which parameters mattered, and the trials as lines over all
-    parameters.
+    """Write a study's plots: its history, which parameters mattered, trials as lines over all parameters.
 
     Returns:
-        The files. A plot for which there are too few trials, or no trial with all of the parameters, is left
-        out.
+        The files, without plots for which there are too few trials, or none with all of the parameters.
     """
     import optuna
     from optuna.distributions import FloatDistribution

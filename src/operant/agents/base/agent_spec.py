@@ -1,6 +1,4 @@
-"""From a specification (a name, dict, file or class, and options as keyword arguments) to the definition
-of an algorithm.
-"""
+"""From a specification (a name, dict, file or class, and options) to an algorithm's definition."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple
 import optax
 
 from operant.agents.base.protocol import Algorithm, config_type
-from operant.agents.options.shared_options import AgentConfig
+from operant.agents.options.shared_options import AgentConfig, own_numbers
 from operant.agents.table import (
     AGENTS,
     ALIASES,
@@ -43,10 +41,7 @@ class AgentSpec(NamedTuple):
     config: Config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data that `parse_agent` reads.
-
-        Networks given as objects or files are written out in full.
-        """
+        """Return JSON data that `parse_agent` reads, with networks of objects or files written out."""
         written = {name: _network(value) for name, value in self.networks().items()}
         return {"type": self.name, **self.config.with_values(written).to_dict()}
 
@@ -64,17 +59,13 @@ class AgentSpec(NamedTuple):
         return bool(getattr(self.config, "learns", True))
 
     def limited(self, steps: int | None) -> AgentSpec:
-        """Return it with the length of the longest episode, if its options ask for that and none was
-        given.
-        """
+        """Return it with the longest episode's length, if its options ask for that and none was given."""
         if steps is None or getattr(self.config, "episode_limit", steps) is not None:
             return self
         return self._replace(config=self.config.replace(episode_limit=steps))
 
     def remarks(self, steps: int | None) -> list[str]:
-        """Say which files its networks come from, and which options have no effect, or none within a run's
-        environment steps (None: no limit).
-        """
+        """Say which files networks come from, and which options have no effect in so many steps."""
         from operant.nn.network import SavedNetwork
 
         networks = self.networks().items()
@@ -97,7 +88,6 @@ class AgentSpec(NamedTuple):
 
 
 def _width(network: Any, auto: int) -> int:
-    """Return the largest size in the specification of a network; a guess for files and objects."""
     from operant.nn.network import SavedNetwork
 
     if isinstance(network, SavedNetwork):
@@ -118,7 +108,7 @@ def _width(network: Any, auto: int) -> int:
 
 
 def _network(value: Any) -> Any:
-    """Return a network as data: a file, and an object or code of this program, may be gone tomorrow."""
+    """Return a network as data: a file, or an object of this program, may be gone tomorrow."""
     from operant.nn.network import NETWORKS, SavedNetwork, parse
 
     if isinstance(value, SavedNetwork):
@@ -129,17 +119,12 @@ def _network(value: Any) -> Any:
 
 
 def _is_word(value: Any) -> bool:
-    """Tell whether a network is None or a plain word, which names no file and no code: `'auto'`, or a
-    baseline's `'shared'`.
-    """
+    """Tell whether a network is None or a word: `'auto'`, or a baseline's `'shared'`."""
     return value is None or (isinstance(value, str) and not any(mark in value for mark in "./:"))
 
 
 def _read(network: Any) -> Any:
-    """Read a network that may name files or code.
-
-    Plain words and 'auto' networks stay as they are: each algorithm adds its own defaults.
-    """
+    """Read a network of files or code; words stay, as each algorithm adds its own defaults."""
     from operant.nn.network import parse, written
 
     spec = written(network)
@@ -148,10 +133,7 @@ def _read(network: Any) -> Any:
 
 
 def _is_data(value: Any) -> bool:
-    """Tell whether a value is JSON data as it stands.
-
-    A list of layers may hold objects and classes as well.
-    """
+    """Tell if a value is JSON data as it stands; a list of layers may hold objects as well."""
     if isinstance(value, Mapping):
         return all(map(_is_data, value.values()))
     if isinstance(value, list | tuple):
@@ -196,12 +178,10 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
 
 
 def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | None = None) -> AgentSpec:
-    """Read what a file says of an agent.
-
-    The file may be somebody else's, so the agent must be made within `from_file` as well.
+    """Read what `AgentSpec.to_dict` wrote to a file, perhaps somebody else's: make it in `from_file`, too.
 
     Args:
-        saved: what `AgentSpec.to_dict` wrote.
+        saved: what it wrote.
         source: the file, for messages.
         own: the caller's definition, for what the file cannot hold: an algorithm that is not operant's, the
             optimizer, networks made by code. Its networks take precedence over the file's, unless they are
@@ -241,14 +221,12 @@ def parse_saved_agent(saved: Mapping[str, Any], source: str, own: AgentSpec | No
 
 
 def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, source: str) -> None:
-    """Refuse options of the caller's that are neither the default nor the file's: they would do nothing.
-
-    Networks are exempt: they are used.
-    """
+    """Refuse options of the caller's, but networks, that are neither the default's nor the file's."""
     networks = caller.networks()
+    unset = {**vars(default.config), **own_numbers(vars(caller.config).get("optimizer"))}
     for name, value in vars(caller.config).items():
-        usual, saved = getattr(default.config, name), getattr(loaded.config, name)
-        if name not in networks and value not in (usual, saved):
+        saved = getattr(loaded.config, name)
+        if name not in networks and value not in (unset[name], saved):
             raise CheckpointError(
                 f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
                 f"Received: {name}={value!r}. Give the same, or leave it out."
@@ -256,9 +234,7 @@ def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, so
 
 
 def from_file(source: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which agents are made from a file, which may be somebody else's: it is read as
-    data only.
-    """
+    """Return a context in which agents are made from a file, read as data only: it may be anybody's."""
     return data_only(
         source,
         "Import and register what is Keras's, or give the networks yourself: Agent.load(..., agent={'type': "
@@ -267,10 +243,7 @@ def from_file(source: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
-    """Define an agent of the table.
-
-    As a form of the agent `DEFAULT` if options are given that only that one has.
-    """
+    """Define an agent of the table; options that only one form of `DEFAULT` has choose it."""
     entry, cls = AGENTS[name], algorithm_class(name)
     if entry.form is not None:
         config, other = config_type(cls), algorithm_class(DEFAULT)
@@ -284,7 +257,6 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
 
 @functools.cache
 def _log_form(name: str, argument: str) -> None:
-    """Say, once, that an argument chose another form of an agent."""
     logging.getLogger("operant").warning(
         f"{name} with {argument!r} is the {DEFAULT} agent's form of {name}. For the algorithm itself leave "
         f"out what help(operant.{AGENTS[name].cls}) does not list."
@@ -300,10 +272,7 @@ def words(config: type[Config]) -> set[str]:
 def _defined(
     name: str, cls: type[Algorithm], layers: list[Mapping[str, Any]], label: str | None = None
 ) -> AgentSpec:
-    """Merge layers of options, of which the first has precedence.
-
-    An alias counts as the option's own name.
-    """
+    """Merge layers of options, the first of which wins; aliases count as the options' own names."""
     config = config_type(cls)
     arguments: dict[str, Any] = {}
     lost = None
@@ -321,10 +290,7 @@ def _defined(
 
 
 def _located(network: Any) -> Any:
-    """Return a network.
-
-    The path of a file as absolute, as an environment, or the program, may change the working directory.
-    """
+    """Make a network's path absolute, as the working directory may change."""
     if not (isinstance(network, str | Path) and Path(network).suffix):
         return network
     from operant.nn.network import FILES
@@ -335,7 +301,6 @@ def _located(network: Any) -> Any:
 
 
 def _optimizer(value: Any) -> dict[str, Any]:
-    """Return the options that an optimizer stands for: its name and its numbers."""
     if isinstance(value, str):
         return {"optimizer": optimise.Recipe.read(value).type}
     if isinstance(value, Mapping):

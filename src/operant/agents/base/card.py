@@ -17,8 +17,7 @@ SLOTS = ("model", "actor_model", "critic_model")
 
 
 class Card(Mapping[str, Any]):
-    """A read-only mapping: `module`, `agent` (the class that trains it), and for each network of the agent
-    its files.
+    """A read-only mapping: `module`, `agent` (the class that trains it), and the files of each network.
 
     Files are lists of paths by kind of observation, `ann` for vectors and `cnn` for images; empty if there
     are none.
@@ -65,16 +64,12 @@ class Card(Mapping[str, Any]):
 
 @functools.cache
 def _trainer(agent: str) -> type:
-    """Return the class that trains an agent: that of its algorithm, or one like it with the agent's fixed
-    options.
-    """
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
     trainer: type = cls if cls.agent == agent else type(cls.__name__, (cls,), {"agent": agent})
     return trainer
 
 
 def _files(owner: str, slot: str) -> dict[str, list[str]]:
-    """Return the files of an agent that has some of its own, or of a module."""
     named = _table().get(owner, {}).get(slot, {})
     return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
 

@@ -1,5 +1,4 @@
-"""The compiled calls of an agent and the state that they change, shared by the host driver and the
-interactive agent.
+"""An agent's compiled calls and the state that they change, for the host driver and interactive agents.
 
 The engine knows no environment and no structure of the user's: it takes flat observations and blocks of rows,
 and holds the `TrainState`. Two compiled calls do all the work: `act` (one per vector step) and `update` (one
@@ -19,7 +18,7 @@ import numpy as np
 
 from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.update_counter import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Key, Rollout, Tree
@@ -118,13 +117,6 @@ class _Computations:
 
     It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a
     circle, with the replay memory in it, outlives its last use until Python looks for circles.
-
-    Args:
-        learner: the algorithm.
-        impl: of the run's keys.
-        structure: how leaves make what `act` needs.
-        platform: of the device.
-        precision: of matrix products; None: JAX's own.
     """
 
     def __init__(
@@ -138,7 +130,6 @@ class _Computations:
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
-        """Make the context in which functions are traced."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(compiled_for(self.platform))
             if self.precision is not None:
@@ -194,17 +185,12 @@ class _Computations:
 
 
 class CompiledAgent:
-    """A `TrainState` with its compiled functions.
+    """A `TrainState` of `n` actors with its compiled functions; `key` is the root of all randomness.
 
-    Args:
-        learner: what they do.
-        key: root of all randomness.
-        n: how many actors there are.
-        device: where the arrays are; None: JAX's own choice.
-        precision: of matrix products and convolutions (see `jax.default_matmul_precision`); None: JAX's own.
-        guard: makes the context around each call that consumes the state. If nothing else makes an
-            interruption wait for the end of such a call, it is `operant.training.signals.held`, which takes
-            10 µs.
+    Without a device arrays are where JAX chooses, and so is the precision of matrix products and convolutions
+    (see `jax.default_matmul_precision`). `guard` makes the context around each call that consumes the state.
+    If nothing else makes an interruption wait for the end of such a call, it is
+    `operant.training.signals.held`, which takes 10 µs.
     """
 
     def __init__(
@@ -285,18 +271,14 @@ class CompiledAgent:
             return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
 
     def _fetched(self, action: Action) -> Action:
-        """Begin to fetch what the host reads of an action: read one after the other, each array would be
-        waited for.
-        """
+        """Begin to fetch what the host reads of an action, all at once instead of one after the other."""
         if self._apart:
             for leaf in jax.tree.leaves((action.action, action.extras)):
                 leaf.copy_to_host_async()
         return action
 
     def recall(self, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
-        """Return what `act` would have returned for flat observations `[k, ...]`, had it chosen these
-        actions.
-        """
+        """Return what `act` would have returned for observations `[k, ...]`, had it chosen these actions."""
         return self._recall(self.acting, observation, carry, first, action)
 
     def update(self, block: Rollout) -> None:
@@ -309,9 +291,7 @@ class CompiledAgent:
             self._calls += 1
 
     def update_stored(self, block: Rollout, actors: list[int] | None = None) -> None:
-        """Update from a block whose rows the memory already holds; `actors` are the segments of
-        `Learner.update`.
-        """
+        """Update from a block that the memory holds already; `actors` are segments of `Learner.update`."""
         segments = None if actors is None else np.asarray(actors, np.int32)
         key = self._keys.at(self.train.key, self._calls)
         with self._guard(), memory_errors:
@@ -321,8 +301,7 @@ class CompiledAgent:
             self._calls += 1
 
     def update_again(self, block: Rollout) -> None:
-        """Like `update_stored`, with a block that was learnt from before: an update is made, due or not, and
-        nothing is counted twice.
+        """Like `update_stored`, due or not, with a block that was learnt from: nothing is counted twice.
 
         Steps, episodes, moments of observations and the scale of rewards are put back: only the update itself
         sees the block twice.
@@ -348,9 +327,7 @@ class CompiledAgent:
         self._acting_now = None
 
     def _seen(self) -> dict[Any, np.ndarray]:
-        """Return the statistics of rows seen (moments of observations, the scale of rewards), by their
-        place in the algorithm's state.
-        """
+        """Return the moments of observations and the scale of rewards, by their place in the state."""
         names = {"reward_scale"}.union(*(model.moments for model in self.learner.algorithm.models.values()))
 
         def counting(key: Any) -> bool:
@@ -370,10 +347,7 @@ class CompiledAgent:
         return self._fetched(action)
 
     def update_segments(self, block: Rollout, actors: list[int]) -> None:
-        """Learn from a block whose segments belong to these actors, in this order.
-
-        An actor may have two, and `n` stands for none.
-        """
+        """Learn from a block of these actors' segments; one may have two, and `n` stands for none."""
         # All or nothing: segments that were left out could not be added later.
         with self._guard(), memory_errors:
             for i, index in enumerate(actors):
@@ -384,10 +358,7 @@ class CompiledAgent:
             self.update_stored(block, actors)
 
     def metrics(self, reader: str = "") -> dict[str, float]:
-        """Return the averages of the metrics since the last call by this reader.
-
-        Those that never applied are left out.
-        """
+        """Return averages of the metrics since this reader's last call, without those that never applied."""
         sums = np.asarray(self.metric_sums)
         self.metric_sums = jnp.zeros_like(self.metric_sums)
         for each in self._unread:
@@ -397,9 +368,7 @@ class CompiledAgent:
         return self.learner.metrics.read(unread)
 
     def skipped(self) -> int:
-        """Return how many gradient steps were left out since the last call of `metrics` (by the reader
-        ""), for not being finite.
-        """
+        """Return how many gradient steps were left out, not being finite, since the last `metrics`."""
         unread = self._unread.get("", self._unread[None])
         return self.learner.metrics.skipped(unread + np.asarray(self.metric_sums))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,18 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from operant import checkpoint
 from operant.agents.base import updates
 from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
-from operant.agents.base.protocol import Algorithm, Counters, UpdateCounter, count_valid, counted, fold
+from operant.agents.base.protocol import Algorithm, Counters, count_valid, counted, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCounter
 from operant.errors import SpecError
 from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
+from operant.spec.streams import Purpose
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
-
-# Purposes of the run's key.
-INIT, ACT, UPDATE, ENV, INDEPENDENT = range(5)
 
 
 class TrainState(NamedTuple):
@@ -37,10 +38,8 @@ class TrainState(NamedTuple):
     state: Tree
     memory: Tree
     hyper: Float[Array, " H"]
-    """The traced options, in the order of `traced(Config)`.
-
-    For an option with a schedule this is a factor (1).
-    """
+    """The traced options, in the order of `traced(Config)`. For an option with a schedule this is a factor
+    (1)."""
     key: Key
     counters: Counters
 
@@ -57,6 +56,28 @@ def without_buffer(train: TrainState) -> TrainState:
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
 
 
+def learnt_by(actors: int, saved: checkpoint.Checkpoint, fresh: TrainState) -> TrainState:
+    """Return what another number of actors learnt, in the place of a fresh state.
+
+    What belongs to actors begins anew: running returns, and the replay memory, with a warning.
+    """
+    if jax.tree.leaves(fresh.memory):
+        path = str(saved.path)
+        text = f"The replay memory starts empty: that of {path!r} belongs to another number of actors."
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
+    like = fresh
+    scale: Any = getattr(fresh.state, "reward_scale", ())
+    if scale != ():
+        others = scale._replace(total=np.zeros(actors, np.float32))
+        like = fresh._replace(state=fresh.state._replace(reward_scale=others))
+    fields = [name for name in fresh._fields if name != "memory"]
+    parts = {name: saved.part("train", getattr(like, name), name) for name in fields}
+    if scale != ():
+        kept = parts["state"].reward_scale._replace(total=scale.total)
+        parts["state"] = parts["state"]._replace(reward_scale=kept)
+    return fresh._replace(**parts)
+
+
 def with_empty_buffer(train: TrainState) -> TrainState:
     """Empty a replay memory."""
     memory = train.memory
@@ -64,15 +85,23 @@ def with_empty_buffer(train: TrainState) -> TrainState:
 
 
 class Learner:
-    """An algorithm with its memory: `init`, `act`, `update`.
-
-    Static; everything that changes is in `TrainState`.
-    """
+    """An algorithm with its memory: `init`, `act`, `update`. All that changes is in `TrainState`."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.names = traced(type(algorithm.config))
         self.metrics = MetricAccumulator()
+
+    @property
+    def learns_from_every_block(self) -> bool:
+        """Whether a block is a rollout, and each makes an update."""
+        return not isinstance(self.algorithm, UpdateCounter)
+
+    @property
+    def warmup(self) -> int:
+        """Environment steps with random actions, before the first update."""
+        algorithm = self.algorithm
+        return int(algorithm.config.initial_size) if isinstance(algorithm, ReplayCounter) else 0
 
     @property
     def rows(self) -> int:
@@ -85,7 +114,7 @@ class Learner:
         return isinstance(self.algorithm.memory, Replay)
 
     def hyper(self, config: Config | None = None) -> Float[Array, " H"]:
-        """Return the traced options of a config as one vector (default: the algorithm's own).
+        """Return the traced options of a config (default: the algorithm's) as one vector.
 
         Compiled functions take this vector, so that another learning rate does not compile again.
         """
@@ -98,10 +127,7 @@ class Learner:
         return jnp.asarray([v if isinstance(v, int | float) else 1.0 for v in values], jnp.float32)
 
     def scaled_lr(self, train: TrainState, factor: float) -> tuple[TrainState, float, float]:
-        """Multiply the learning rates in force (`lr`, and those of single models).
-
-        Return the train, the old and the new `lr`.
-        """
+        """Multiply the learning rates in force (of single models, too); return the train and both `lr`."""
         config = self.algorithm.config
         if "lr" not in self.names:  # nothing is learned
             return train, 0.0, 0.0
@@ -115,17 +141,13 @@ class Learner:
         return train._replace(hyper=hyper), old, old * factor
 
     def at(self, hyper: Float[Array, " H"]) -> Algorithm:
-        """Return the algorithm with these numbers as its traced options, after `now` has applied the
-        schedules.
-        """
+        """Return the algorithm with these numbers, to which `now` applied schedules, as traced options."""
         config = self.algorithm.config
         put = {n: hyper[i] for i, n in enumerate(self.names) if getattr(config, n) is not None}
         return dataclasses.replace(self.algorithm, config=config.with_values(put))  # type: ignore[type-var]
 
     def now(self, hyper: Float[Array, " H"], counters: Counters) -> Float[Array, " H"]:
-        """Return the traced options as they are at these counters: the factor of one with a schedule
-        becomes the value.
-        """
+        """Return the traced options at these counters: a schedule's factor becomes the value."""
         scheduled = {
             i: getattr(self.algorithm.config, name)
             for i, name in enumerate(self.names)
@@ -140,7 +162,7 @@ class Learner:
         """Return the start of a run: everything in it is a function of the key and the hyperparameters."""
         counters = Counters.zero()
         algorithm = self.at(self.now(hyper, counters))
-        state = algorithm.init(fold(key, INIT))
+        state = algorithm.init(fold(key, Purpose.INIT))
         memory = () if algorithm.memory is None else algorithm.memory.init(self.example())
         return TrainState(state, memory, hyper, key, counters)
 
@@ -180,10 +202,7 @@ class Learner:
         )
 
     def start_carry(self, n: int | None = None) -> Tree:
-        """Return the recurrent state of one actor at the start of an episode, as NumPy arrays.
-
-        Of `n` actors with a leading axis.
-        """
+        """Return the recurrent state of one actor at the start of an episode, or of `n`, as NumPy arrays."""
         carry = jax.device_get(self.algorithm.initial_carry(1 if n is None else n))
         return carry if n is not None else jax.tree.map(lambda x: x[0], carry)
 
@@ -199,8 +218,8 @@ class Learner:
     def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
         counters = Counters.zero()
         algorithm = self.at(self.hyper())
-        acting = algorithm.acting(algorithm.init(fold(key, INIT)), counters)
-        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, ACT), 1), True)
+        acting = algorithm.acting(algorithm.init(fold(key, Purpose.INIT)), counters)
+        return algorithm.act(acting, observation, carry, algorithm.noise(fold(key, Purpose.ACT), 1), True)
 
     def acting(self, train: TrainState) -> PolicyState:
         """Return what `act` needs."""
@@ -209,18 +228,17 @@ class Learner:
 
     def noise(self, key: Key, row: Array, n: int) -> Tree:
         """Return the randomness of row `row` of a run with `n` actors."""
-        return self.algorithm.noise(fold(key, ACT, row), n)
+        return self.algorithm.noise(fold(key, Purpose.ACT, row), n)
 
     @functools.cached_property
     def independent_noise(self) -> Callable[[Key, np.uint32, int], Tree]:
-        """Function that returns the randomness of a draw with this number outside of the run, for `n`
-        observations.
+        """Function that returns the randomness of a numbered draw outside of the run, for `n` observations.
 
         A program of its own: XLA on CPU takes up to four times as long for one that draws and acts.
         """
 
         def noise(key: Key, draw: np.uint32, n: int) -> Tree:
-            return self.algorithm.noise(fold(key, INDEPENDENT, draw), n)
+            return self.algorithm.noise(fold(key, Purpose.INDEPENDENT, draw), n)
 
         return jax.jit(noise, static_argnums=2)
 
@@ -305,7 +323,7 @@ class Learner:
         It is an argument of `update`, not made there: hashing keys one at a time costs as much as a small
         update, many at once cost nothing.
         """
-        return fold(key, UPDATE, update)
+        return fold(key, Purpose.UPDATE, update)
 
     def add(self, train: TrainState, block: Rollout, actors: Array | None = None) -> TrainState:
         """Put rows of some actors (None: of all, in order) into the memory."""
@@ -324,15 +342,10 @@ class Learner:
         segments: Array | None = None,
         stored: bool = False,
     ) -> tuple[TrainState, Metrics]:
-        """Learn from the next block: put it into the memory, update once, count.
+        """Learn from the next block `[T, N]`: put it into the memory, unless `stored`, update once, count.
 
-        Args:
-            train: the run.
-            block: `[T, N]`.
-            key: of `update_key`.
-            segments: the actor of each segment; an actor may have two, and `N` stands for none. None: segment
-                i is actor i's.
-            stored: whether the memory already holds the block.
+        `key` is that of `update_key`. `segments` are the actors of segments; one may have two, and `N` stands
+        for none; None: segment i is actor i's.
 
         Raises:
             SpecError: there are more than `METRIC_SLOTS` metrics.
@@ -364,9 +377,7 @@ class Learner:
         return train._replace(state=state, memory=memory, counters=counters), metrics
 
     def mask_padding(self, block: Rollout) -> Rollout:
-        """Return a block as losses read it: without its padding, if a network standardises by all rows
-        (see `updates.mask_padding`).
-        """
+        """Return a block as losses read it: without padding, if a network standardises by all rows."""
         if any(model.averages for model in self.algorithm.models.values()):
             return updates.mask_padding(block, self.algorithm.spaces)
         return block

@@ -40,16 +40,12 @@ class MetricAccumulator:
         return sums.at[:, : len(self.names)].add(counted)
 
     def means(self, sums: Float[Array, "2 M"]) -> Metrics:
-        """Return the mean of every metric over the steps to which it applied (NaN: none), of those in
-        `STEP_COUNTS` the sum.
-        """
+        """Return each metric's mean over the steps it applies to (NaN: none), of `STEP_COUNTS` the sum."""
         columns = {name: sums[:, i] for i, name in enumerate(self.names)}
         return {name: x[0] if name in STEP_COUNTS else x[0] / x[1] for name, x in columns.items()}
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
-        """Return the averages over updates as numbers, sums for the metrics in `SUMMED`; without those that
-        never applied.
-        """
+        """Return averages over updates, sums for `SUMMED`, without metrics that never applied."""
         columns = zip(self.names, *sums, strict=False)
         return {k: float(t if k in SUMMED else t / c) for k, t, c in columns if c > 0}
 

@@ -7,7 +7,7 @@ write one.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Counters(NamedTuple):
     """Environment steps of all actors."""
     episodes: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    """Updates made: calls of `update`, unless the algorithm counts for itself (`UpdateCounter`)."""
+    """Updates made: calls of `update`, unless not each makes one (see `update_counter`)."""
     rows: UInt32[Array, ""]
     """Rows per actor: the randomness of acting is derived from them."""
 
@@ -110,25 +110,6 @@ class Algorithm(Protocol):
         ...
 
 
-@runtime_checkable
-class UpdateCounter(Protocol):
-    """An algorithm in which not every call of `update` makes an update."""
-
-    def updates(self, state: Tree) -> Array:
-        """Return how many updates a state has seen."""
-        ...
-
-    def force_update(self, state: Tree) -> Tree:
-        """Return a state whose next call of `update` makes an update, due or not."""
-        ...
-
-    def resumed(self, state: Tree, counters: Counters) -> Tree:
-        """Return a state that continues counting from these counters, as if the last update had just been
-        made.
-        """
-        ...
-
-
 def config_type(algorithm: type[Algorithm]) -> type[Config]:
     """Return the `Config` defined in the algorithm's own module."""
     cls: type[Config] = sys.modules[algorithm.__module__].Config
@@ -136,10 +117,7 @@ def config_type(algorithm: type[Algorithm]) -> type[Config]:
 
 
 def counted(count: Array, more: Array) -> Array:
-    """Add to a counter, uint32 `[]`.
-
-    On overflow it continues from 2^31: schedules stay at their ends, multiples still come.
-    """
+    """Add to a counter, uint32 `[]`; beyond it continues from 2^31: schedules end, multiples still come."""
     total = count + more
     return jnp.where(total < count, total | jnp.uint32(1 << 31), total)
 

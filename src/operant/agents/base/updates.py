@@ -1,6 +1,4 @@
-"""What every algorithm has: an optimizer with clipping by global norm, rewards scaled by their running
-deviation.
-"""
+"""What every algorithm has: an optimizer with clipping, rewards scaled by their running deviation."""
 
 from __future__ import annotations
 
@@ -22,10 +20,7 @@ def optimizer(config: AgentConfig) -> optimise.Optimizer:
 
 
 def lr(config: AgentConfig) -> Array:
-    """Return the learning rate in force.
-
-    NaN (does not apply) if the optimizer is an object, whose own is not known.
-    """
+    """Return the learning rate in force; NaN (does not apply) if the optimizer is an object."""
     custom = isinstance(config.optimizer, optimise.CustomOptimizer)
     return jnp.asarray(jnp.nan if custom else config.lr, jnp.float32)
 
@@ -36,9 +31,7 @@ def reward_scale(config: AgentConfig, actors: int) -> Tree:
 
 
 def with_segments(state: Any, actors: Array) -> Any:
-    """Note in an algorithm's state which actors the segments of the next block belong to
-    (`RewardScale.columns`), if it scales rewards.
-    """
+    """Note the actors of the next block's segments (`RewardScale.columns`), if rewards are scaled."""
     scale: Any = getattr(state, "reward_scale", ())
     return state if scale == () else state._replace(reward_scale=scale._replace(columns=actors))
 
@@ -46,8 +39,7 @@ def with_segments(state: Any, actors: Array) -> Any:
 def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree, Rollout]:
     """Take a block's rewards into account; return the new scale and the block with scaled rewards.
 
-    Replay keeps rewards as they came and scales what it samples (`scale_replayed`), so it uses only the
-    scale.
+    Replay uses only the scale: it keeps rewards as they came, and scales samples (`scale_replayed`).
     """
     if not config.normalize_rewards:
         return scale, block
@@ -57,8 +49,7 @@ def scale_block(config: AgentConfig, scale: Tree, block: Rollout) -> tuple[Tree,
 
 
 def mask_padding(block: Rollout, spaces: Spaces) -> Rollout:
-    """Return a block whose padding holds the states of rows that count, in turn: batch normalisation reads
-    all rows.
+    """Return a block with states of rows that count, in turn, as padding: batch normalisation reads all rows.
 
     A row is no padding if an action is taken in it, or was taken in the row before: what followed that has a
     value.
@@ -78,10 +69,7 @@ def mask_padding(block: Rollout, spaces: Spaces) -> Rollout:
 
 
 def applying(metrics: Metrics, has_rows: Array) -> Metrics:
-    """Return the metrics of a gradient step, NaN (does not apply) if there was none to take.
-
-    Counts of steps stay.
-    """
+    """Return a gradient step's metrics, but for `STEP_COUNTS` NaN (does not apply) if there was none."""
     return {k: x if k in STEP_COUNTS else jnp.where(has_rows, x, jnp.nan) for k, x in metrics.items()}
 
 

@@ -44,8 +44,7 @@ def as_rows(
 
 
 def _harmless(rows: Rows, counts: Array, masks: Collection[str]) -> Rows:
-    """Return rows in which those that do not count have a finite loss: weighting by 0 does not remove NaN,
-    nor its gradient.
+    """Return rows in which those that do not count have a finite loss: a weight of 0 removes no NaN.
 
     They get the action of a row that counts; their `masks`, components of the observation, allow all actions.
     """
@@ -79,8 +78,8 @@ class BatchPreparation:
     target: Tree
     reward_scale: Tree
     late: Array | int = 0
-    """Timesteps or episodes by which this update comes late, since all actors add theirs at once: it takes
-    as many more."""
+    """Timesteps or episodes by which this update comes late, since a block is added at once. The rows of
+    these timesteps are left to the next update; episodes are taken in addition."""
 
     def values(self, view: View) -> Float[Array, "R E"]:
         """Return the predicted values of rows."""
@@ -89,7 +88,7 @@ class BatchPreparation:
         )
 
     def _of_rows(self, f: Callable[[Any], Array], rows: Any) -> Array:
-        """Return `f(rows)`, computed in chunks if there are many rows and they do not follow one another."""
+        """Return `f(rows)`, in chunks if there are many rows and they do not follow one another."""
         return f(rows) if self.recurrent else gradient_steps.apply_in_chunks(f, rows)
 
     def batch(self, memory: Tree, key: Key) -> tuple[Rows, Bool[Array, " R"], Metrics]:
@@ -116,7 +115,6 @@ class BatchPreparation:
         return rows, counts, metrics
 
     def _log_prob(self, rows: Rows) -> Array:
-        """Return the log-probabilities of actions under the policy as it is, `[R]`."""
         policy = self.objective
         assert isinstance(policy, objectives.PolicyGradient)
 
@@ -128,19 +126,22 @@ class BatchPreparation:
         return self._of_rows(log_prob, (rows.view, rows.action))
 
     def _recent(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return the newest rows of a memory, flat, and which of them make the batch."""
         c = self.config
         assert isinstance(self.memory, Recent)
-        block, age, count = self.memory.rollout(memory), self.memory.age(memory), c.batch_size + self.late
+        block, age = self.memory.rollout(memory), self.memory.age(memory)
         if c.unit == "episodes":
-            counts = newest_episodes(block, age, count)
-        else:
-            counts = newest(block, known(block, 1 if c.bootstraps else c.horizon), age, count)
-        return self._judged(block, counts)
+            return self._judged(block, newest_episodes(block, age, c.batch_size + self.late))
+        known_at = known(block, 1 if c.bootstraps else c.horizon)
+        rows, counts = self._judged(block, newest(block, known_at, age, c.batch_size, self.late))
+        if self.recurrent:
+            return rows, counts
+        # The memory has room for short episodes, each with a row more: gradient steps need not pass over it.
+        (index,) = jnp.nonzero(counts, size=min(len(counts), c.batch_size), fill_value=0)
+        taken = jnp.arange(len(index)) < jnp.sum(counts, dtype=jnp.int32)
+        return jax.tree.map(lambda x: x[index], rows), taken
 
     def _judged(self, block: Rollout, counts: Array) -> tuple[Rows, Array]:
-        """Return the first L rows of a block, flat, with returns and advantages, and which make the batch:
-        `counts` `[L, N]`.
+        """Return a block's first L rows with returns and advantages, and which count: `counts` `[L, N]`.
 
         Later rows only enter their returns.
         """
@@ -171,7 +172,6 @@ class BatchPreparation:
         return (_harmless(rows, counts, masks) if self.recurrent else rows), counts
 
     def _replayed(self, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory, and which of them count."""
         c = self.config
         assert isinstance(self.memory, Replay)
         if self.recurrent:
@@ -193,10 +193,7 @@ class BatchPreparation:
         return rows, counts
 
     def _replayed_in_order(self, replay: Replay, memory: Tree, key: Key) -> tuple[Rows, Array]:
-        """Return rows drawn from a replay memory with those before them, in order, and which of them count.
-
-        Every draw is one row. It does not count if it holds an episode's last observation.
-        """
+        """Return drawn rows with those before them, in order, and which count: no last observation does."""
         block = replay.sample_sequences(memory, key, self.config.batch_size, self.warmup + self.n_step)
         drawn = block.valid[: self.warmup + 1].at[: self.warmup].set(False)
         return self._judged(block, drawn)

@@ -25,14 +25,10 @@ def noise(key: Key, spaces: Spaces, n: int) -> Tree:
 
 
 def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Arrays:
-    """Return actions after exploration.
+    """Return actions `[n, *shape]` by name after exploration, by the noise of the function of this name.
 
-    Args:
-        action: `[n, *shape]` by name.
-        noise: from the function of this name.
-        amount: probability of a random value that the mask allows, for each element of a choice
-            independently; standard deviation of the noise added to floats, in their own unit.
-        masks: `[n, *shape, K]` by name, True where allowed.
+    `amount` is the probability of a random value that the mask `[n, *shape, K]` allows, for each element of a
+    choice independently; for floats the standard deviation of the noise, in their own unit.
     """
     result: Arrays = {}
     for name, x in action.items():
@@ -46,9 +42,7 @@ def deviate(action: Arrays, noise: Tree, amount: Scalar, masks: Arrays) -> Array
 
 
 def perturbed(params: Arrays, key: Key, deviation: Scalar) -> Arrays:
-    """Return parameters with Gaussian noise added: Plappert et al. 2018, "Parameter Space Noise for
-    Exploration", without its adaptation.
-    """
+    """Return parameters with Gaussian noise added: Plappert et al. 2018, without its adaptation."""
     keys = jax.random.split(key, max(len(params), 1))
 
     def moved(x: Array, key_of_leaf: Key) -> Array:

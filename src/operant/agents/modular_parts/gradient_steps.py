@@ -30,9 +30,7 @@ Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
 
 
 class NaturalGradient(NamedTuple):
-    """Steps along the natural gradient, as long as the divergence allows, in place of the optimizer's
-    (`operant.ops.trust_region`).
-    """
+    """Steps along the natural gradient, as far as the divergence allows, in the optimizer's place."""
 
     network: Callable[[Tree, Any], Tree]
     """(parameters, rows) to the outputs that define the distributions."""
@@ -45,9 +43,7 @@ class NaturalGradient(NamedTuple):
 
 
 class EvolutionStrategy(NamedTuple):
-    """Gradients estimated from losses at random points around the parameters, antithetic pairs (Salimans
-    et al. 2017, section 2).
-    """
+    """Gradients estimated from losses at antithetic random points (Salimans et al. 2017, section 2)."""
 
     samples: int
     """Number of pairs."""
@@ -56,10 +52,7 @@ class EvolutionStrategy(NamedTuple):
 
 
 class LineSearch(NamedTuple):
-    """A search along each step for parameters whose loss on the step's rows is lower.
-
-    If it finds none, there is no step.
-    """
+    """A search along each step for parameters with a lower loss on its rows; else there is no step."""
 
     candidates: int
     factor: Scalar
@@ -67,9 +60,7 @@ class LineSearch(NamedTuple):
 
 
 class TrainingPass(NamedTuple):
-    """How learning applies networks that compute different functions in training and in use
-    (`operant.nn.Model.learning`).
-    """
+    """How learning applies networks that differ in training and in use (`operant.nn.Model.learning`)."""
 
     loss: Callable[[Array], Loss] | None
     """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and
@@ -120,7 +111,7 @@ def fit(
     *,
     whole: bool = False,
 ) -> tuple[Tree, Tree, Metrics]:
-    """Take the planned gradient steps on the mean loss.
+    """Take the planned gradient steps on the mean loss of rows; if none counts, nothing changes.
 
     Args:
         loss: of single rows.
@@ -128,15 +119,14 @@ def fit(
         opt_state: of the optimizer.
         optimizer: takes the steps.
         rows: leaves `[R, ...]`.
-        counts: which rows make the batch. If there are none, nothing changes.
+        counts: which rows make the batch.
         plan: how many steps on how many rows.
         key: consumed, for the samples and the noise of networks.
         learning: for networks that compute different functions in training and in use.
         whole: whether the loss must see all rows in their own order, including those that do not count.
 
     Returns:
-        Parameters, the optimizer's state, and metrics of the steps, among them `update/grad_norm` and
-        `update/skipped`.
+        Parameters, the optimizer's state, and metrics, among them `update/grad_norm` and `update/skipped`.
     """
     # As plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in every
     # iteration.
@@ -181,7 +171,6 @@ def fit(
 
 
 def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
-    """Return how many of `number` rows a step sees, at least 1 of them."""
     fraction = jnp.asarray(fraction, jnp.float32)
     share = fraction * (1.0 + 1e-6) * number.astype(jnp.float32)  # 0.59 x 100 is 59, whatever the rounding
     wanted = jnp.where(fraction <= 1.0, share, fraction)
@@ -189,22 +178,18 @@ def _size(fraction: Scalar, number: Array) -> Int[Array, ""]:
 
 
 def _ordered(counts: Bool[Array, " R"], key: Any) -> Int[Array, " R"]:
-    """Return the indices of the rows that count, in random order or (no key) their own, before those of
-    the others.
-    """
+    """Return indices: of the rows that count, in random order (no key: their own), before the others'."""
     rank = jnp.zeros(counts.shape, jnp.float32) if key is None else prng.uniform(key, counts.shape)
     return jnp.argsort(jnp.where(counts, rank, 2.0))
 
 
 def _gradient(loss: Loss, params: Tree, sample: Sample) -> tuple[Tree, Metrics]:
-    """Return the gradient of the mean loss of a sample, and mean metrics."""
     gradient = jax.grad(_weighted, has_aux=True)
     mean: tuple[Tree, Metrics] = _summed(lambda chunk, weight: gradient(params, loss, chunk, weight), sample)
     return mean
 
 
 def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
-    """Return the mean loss of a sample, and mean metrics."""
     mean: tuple[Array, Metrics] = _summed(
         lambda chunk, weight: _weighted(params, loss, chunk, weight), sample
     )
@@ -214,14 +199,12 @@ def _value(loss: Loss, params: Tree, sample: Sample) -> tuple[Array, Metrics]:
 def _penalised(
     loss: Loss, l2: Scalar, sample: Sample, trained: Callable[[Tree], Tree], params: Tree
 ) -> tuple[Array, Metrics]:
-    """Return the sum of the mean loss and the weighted sum of squared parameters, and mean metrics."""
     mean, watched = _value(loss, params, sample)
     squares = sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(trained(params)))
     return mean + jnp.asarray(l2, mean.dtype) * squares, watched
 
 
 def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
-    """Return the sum of `f(rows, weights)` over the chunks of a sample."""
     rows, order, size, whole = sample
     length = len(order)
     if whole:
@@ -244,15 +227,11 @@ def _summed(f: Callable[[Any, Array], Tree], sample: Sample) -> Tree:
 
 
 def _again(order: Array, size: Array, length: int) -> Array:
-    """Return the first `size` of an order over and over, as many as `length`."""
     return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
 
 
 def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
-    """Take the step along the natural gradient.
-
-    The Fisher matrix is a mean over rows of a sample, at most `CHUNK` (or all).
-    """
+    """Take the natural-gradient step; the Fisher matrix is a mean over at most `CHUNK` rows (or all)."""
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
     subset, weight = _subset(sample)
@@ -270,9 +249,7 @@ def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample
 
 
 def _subset(sample: Sample) -> tuple[Any, Array]:
-    """Return rows from all over a sample, at most `CHUNK` (or all, of those that follow one another), and
-    their weights.
-    """
+    """Return at most `CHUNK` rows from all over a sample (all, if successive), and their weights."""
     rows, order, size, whole = sample
     if whole:
         return rows, _in_place(sample)
@@ -306,10 +283,7 @@ def _estimated(
 
 
 def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tuple[Tree, Array]:
-    """Go towards the moved parameters as far as the loss is lower there.
-
-    Also return whether there is such a point.
-    """
+    """Go towards the moved parameters as far as the loss is lower there; tell if it is anywhere."""
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
     line = trust_region.line_search(
@@ -323,19 +297,16 @@ def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tu
 
 
 def _weights(first: Any, length: int, size: Array) -> Array:
-    """Return the weights of rows `first` to `first + length` in a mean over the first `size`."""
     inside = first + jnp.arange(length, dtype=jnp.int32) < size
     return jnp.where(inside, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
 
 
 def _in_place(sample: Sample) -> Array:
-    """Return the weight of every row, in their own order, in a mean over a sample."""
     length = len(sample.order)
     return jnp.zeros(length, jnp.float32).at[sample.order].set(_weights(0, length, sample.size))
 
 
 def _weighted(params: Tree, loss: Loss, rows: Any, weight: Array) -> tuple[Array, Metrics]:
-    """Return the weighted sum of losses, and the weighted sums of metrics."""
     each, watched = loss(params, rows)
     return jnp.sum(each * weight), {
         name: jax.lax.stop_gradient(jnp.sum(x * weight)) for name, x in watched.items()

@@ -39,15 +39,11 @@ class View(NamedTuple):
     carry: Tree = ()
     """Recurrent state before the first row of each actor, by model and name: `[N, size]`."""
     valid: Bool[Array, "T N"] | tuple[()] = ()
-    """Which rows are transitions, as in a block: after a row that is none, a new episode begins.
-
-    `()` if no network is recurrent.
-    """
+    """Which rows are transitions, as in a block: after a row that is none, a new episode begins. `()` if no
+    network is recurrent."""
     taken: Arrays | tuple[()] = ()
-    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read.
-
-    `()` if no network is recurrent.
-    """
+    """Actions of these rows, `[T N, ...]`, which a recurrent baseline may have read. `()` if no network is
+    recurrent."""
 
 
 class Rows(NamedTuple):
@@ -96,10 +92,7 @@ class Networks:
         return losses.squared(difference) if huber is None else losses.huber(difference, delta=huber)
 
     def outputs_of(self, name: str, params: Tree, frozen: Tree, view: View) -> Arrays:
-        """Return the outputs `[R, ...]` of one model with the given parameters.
-
-        A recurrent one processes the rows in order.
-        """
+        """Return one model's outputs `[R, ...]`; a recurrent one processes the rows in order."""
         model, variables = self.models[name], {"params": params, "state": frozen[name]}
         if not model.recurrent:
             return model.apply(variables, view.observation)[0]
@@ -187,9 +180,7 @@ class PolicyGradient(Networks):
         return loss, {"loss/value": loss}
 
     def loss(self, params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-        """Return the policy's loss less its weighted entropy, plus the baseline's if one optimizer serves
-        both.
-        """
+        """Return the policy's loss less its weighted entropy, plus the baseline's if they share steps."""
         c = self.config
         outputs = self.outputs(params, frozen, rows.view)
         policy = self.policy.distribution(outputs, masks_of(rows.view.observation))
@@ -214,9 +205,7 @@ class PolicyGradient(Networks):
         return total + c.baseline_weight * value_loss, {**metrics, **watched}
 
     def imitation(self, params: Tree, frozen: Tree, rows: Rows, counts: Array) -> Array:
-        """Return the loss of cloning the actions taken, plus the error of the baseline's values against
-        the returns.
-        """
+        """Return the loss of cloning the actions taken, plus the error of the baseline's values."""
         outputs = self.outputs(params, frozen, rows.view)
         cloned = imitation.policy(self.log_prob(outputs, rows.view.observation, rows.action), counts)
         if self.config.baseline_model is None:
@@ -227,8 +216,7 @@ class PolicyGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeterministicGradient(Networks):
-    """A deterministic policy ascends the values of its actions, which the baseline learns for states and
-    actions.
+    """A deterministic policy ascends the values of its actions, learned by the baseline.
 
     L = -Q(s, μ(s)) with Q held fixed (Silver et al. 2014, equation 9), and the error of Q(s, a) against its
     target, which bootstraps from Q_target(s', μ_target(s')) (Lillicrap et al. 2016). For networks, actions
@@ -268,7 +256,6 @@ class DeterministicGradient(Networks):
         return self._clipped(self.outputs_of("model", params, frozen, view))
 
     def _with(self, units: Arrays, observation: Arrays) -> Arrays:
-        """Return what the baseline reads."""
         return with_actions(observation, units, self.spaces)
 
     def inputs_of(self, name: str, rows: Rows) -> Arrays:
@@ -281,21 +268,16 @@ class DeterministicGradient(Networks):
         return self._with(self._units(action), observation)
 
     def _units(self, action: Arrays) -> Arrays:
-        """Return actions in units, clipped as the environment clips them."""
         return self._clipped(to_units(self.spaces.actions.components, action))
 
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
-        """Return the baseline's values `[R]` of actions in units.
-
-        A recurrent one has read the actions taken before.
-        """
+        """Return the baseline's values `[R]` of actions in units; a recurrent one read those before."""
         model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
         inputs = self._with(units, view.observation)
         carry = self._states(model, variables, view) if model.recurrent else ()
         return model.apply(variables, inputs, carry)[0][VALUE]
 
     def _states(self, model: Model, variables: Tree, view: View) -> Tree:
-        """Return the recurrent states of the baseline before each row, `[R, size]` by name."""
         assert not isinstance(view.valid, tuple) and not isinstance(view.taken, tuple)
         T, n = view.valid.shape
         inputs = {name: x[: T * n] for name, x in view.observation.items()}
@@ -335,10 +317,7 @@ class DeterministicGradient(Networks):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActionValue(Networks):
-    """The values of actions approach their targets.
-
-    Acting takes the best (Mnih et al. 2015; see `operant.agents.parts.q_learning`).
-    """
+    """The values of actions approach their targets; acting takes the best (Mnih et al. 2015)."""
 
     def heads(self) -> dict[str, Head]:
         """Return a head for each action, and one more with `dueling`."""
@@ -370,9 +349,7 @@ class ActionValue(Networks):
         return joined(self.outputs_of("model", params, frozen, view), self.spaces)
 
     def values(self, params: Tree, target: Tree, frozen: Tree, view: View) -> Array:
-        """Return the target network's values of the best actions, chosen by itself or (`double`) by the
-        online network.
-        """
+        """Return the target network's values of the best actions by itself or (`double`) the online one."""
         slow = self.q_values(target, frozen, view)
         choosing = self.q_values(params["model"], frozen, view) if self.config.double else slow
         masks, best_values = masks_of(view.observation), []

@@ -1,7 +1,4 @@
-"""Returns of the rows in a memory, and which rows make a batch.
-
-All arrays are time-major, `[L, N]`, as in a block.
-"""
+"""Returns of the rows in a memory, and which rows make a batch; arrays are time-major, `[L, N]`."""
 
 from __future__ import annotations
 
@@ -77,22 +74,20 @@ def known(block: Rollout, horizon: Scalar | None) -> Int[Array, "L N"]:
 
 
 def newest(
-    block: Rollout, known_at: Int[Array, "L N"], age: UInt32[Array, "L N"], count: Int[Array, ""] | int
+    block: Rollout,
+    known_at: Int[Array, "L N"],
+    age: UInt32[Array, "L N"],
+    count: Int[Array, ""] | int,
+    skip: Int[Array, ""] | int = 0,
 ) -> Bool[Array, "L N"]:
-    """Return the rows whose returns became known with the newest `count` rows, whichever actor these came
-    from.
+    """Return the rows whose returns became known with the newest `count` steps of any actors.
 
-    If `count` is the number of rows since the last update, every row is chosen once: with the row that made
-    it known.
-
-    Args:
-        block: the rows.
-        known_at: the row with which each becomes known, from `known`.
-        age: how many rows came after each.
-        count: how many of the newest rows.
+    Apart from the last `skip`. If `count` is the number of steps since the last update, every row is chosen
+    once: with the row that made it known (`known_at`, from `known`). `age` is how many steps came after each.
     """
     behind = jnp.concatenate([age, jnp.full_like(age[:1], NEVER)])
     since = jnp.take_along_axis(behind, known_at, axis=0)
+    since -= jnp.asarray(skip).astype(jnp.uint32)  # those that are skipped come out large
     return block.valid & (since < jnp.asarray(count).astype(jnp.uint32))
 
 
@@ -113,13 +108,10 @@ def newest_episodes(
 
 
 def _ended(block: Rollout) -> Bool[Array, "L N"]:
-    """Return the rows with which episodes end: flagged, or followed by an invalid row (an interrupted run
-    flags nothing).
-    """
+    """Return the rows with which episodes end: flagged, or (interrupted) followed by an invalid row."""
     last = jnp.concatenate([~block.valid[1:], jnp.zeros_like(block.valid[:1])])
     return block.valid & (block.terminated | block.truncated | last)
 
 
 def _next(ended: Bool[Array, "L N"], row: Int[Array, "L _"]) -> Int[Array, "L N"]:
-    """Return `row` at the end of each row's episode, L where that has not come yet."""
     return jax.lax.cummin(jnp.where(ended, row, len(ended)), axis=0, reverse=True)

@@ -40,11 +40,7 @@ def interval(config: ModularConfig, frequency: Any) -> Any:
 
 
 def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
-    """Return how many rows a replay memory holds from which sequences of `sequence` rows are drawn.
-
-    Raises:
-        SpecError: `capacity` is too small for that.
-    """
+    """Return a replay memory's rows for sequences of `sequence` rows; SpecError: `capacity` is too small."""
     least = (sequence + 1) * actors
     capacity = max(REPLAY_CAPACITY, least) if config.capacity is None else config.capacity
     if sequence > 1 and capacity <= sequence * actors:
@@ -59,21 +55,19 @@ def replay_rows(config: ModularConfig, actors: int, sequence: int) -> int:
 
 
 def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) -> int:
-    """Return how many rows per actor the newest `batch_size` timesteps or episodes may take, with `warmup`
-    rows before them.
+    """Return how many rows per actor a batch of the newest steps or episodes may take, and `warmup` more.
 
-    One of several actors may contribute twice its share of timesteps: last observations are rows too, so
-    actors get out of step, and a block may hold one of them twice. And an update may come late, since all of
-    them add rows or episodes at once.
+    Timesteps take up to twice as many rows: one more holds the last observation of each episode. One of
+    several actors may contribute twice its share, since they get out of step and a block may hold one of them
+    twice. And an update may come late, by less than a block.
 
     Raises:
         SpecError: episodes may be of any length, or `capacity` is too small.
     """
     share = math.ceil(config.batch_size / actors)
-    least, most = _room(config, share, warmup), share
-    if actors > 1:
-        late = math.ceil((config.batch_size + actors - 1) / actors)
-        most = late if config.unit == "episodes" else 2 * share
+    least, most = _room(config, share, warmup), 2 * (share + rows) * min(actors, 2)
+    if config.unit == "episodes":
+        most = math.ceil((config.batch_size + actors - 1) / actors)
     if config.capacity is not None:
         held = config.capacity // actors
         if held < max(least or 1, rows):
@@ -94,10 +88,7 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
 
 
 def _room(config: ModularConfig, count: int, warmup: int) -> int | None:
-    """Return the rows that `count` timesteps or episodes of an actor need, with those of their returns.
-
-    None if episodes may be of any length.
-    """
+    """Return the rows of `count` timesteps or episodes and their returns; None: of any length."""
     limit = config.episode_limit
     if config.unit == "episodes":
         return None if limit is None else (count + 1) * (limit + 1) + warmup

@@ -97,9 +97,7 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
         return None if self.noisy else self.initial_size
 
     def check(self) -> Iterator[str]:
-        """Refuse atoms without distance between them, and a loss that is not used, besides the checks that
-        all share.
-        """
+        """Refuse atoms without distance between them, and an unused loss, besides the common checks."""
         yield from super().check()
         low, high = self.value_min, self.value_max
         highest = low.range()[1] if isinstance(low, Schedule) else low

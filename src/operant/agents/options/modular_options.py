@@ -1,7 +1,4 @@
-"""Options of the modular agent, grouped by module.
-
-Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
-"""
+"""Options of the modular agent, grouped by module; read without JAX, for help."""
 
 from __future__ import annotations
 
@@ -130,7 +127,9 @@ class BaselineConfig(Config):
     )
     baseline_weight: Scalar = number(1.0, "Weight of the baseline's loss relative to the policy's")
     baseline_optimizer: Any = option(
-        None, "Separate optimizer for the baseline: a name or a dict (default: one for both losses together)"
+        None,
+        "Separate optimizer for the baseline: a name or a dict (default: one for both losses together). The "
+        "agent's beta1, beta2 and opt_epsilon count for it if it has the same defaults, else its defaults",
     )
     baseline_lr: Scalar | None = number(None, "Learning rate of the baseline's own optimizer (default: lr)")
     baseline_multi_step: Scalar = option(
@@ -384,9 +383,7 @@ class ModularConfig(
                     )
 
     def _effects(self) -> Iterator[tuple[str, bool, str, tuple[str, ...]]]:
-        """Yield an option that decides whether others have an effect, whether they do, what they belong
-        to, and their names.
-        """
+        """Yield an option on which others depend, if they have an effect, what they are of, their names."""
         policy, values = (self.objective == kind for kind in ("policy_gradient", "action_value"))
         baseline, own = self.baseline_model is not None, self.baseline_optimizer is not None
         natural, evolutionary = (self.gradient == kind for kind in ("natural", "evolutionary"))

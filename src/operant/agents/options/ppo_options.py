@@ -23,7 +23,11 @@ class PPOConfig(RolloutConfig, SharedModelConfig):
     ppo_epochs: int = option(
         4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
     )
-    clip_value: bool = option(True, "Clip the change in value by clip-norm as well")
+    clip_value: bool = option(
+        True,
+        "Clip the change in value by clip-norm as well, in units of reward: with large returns, turn it off "
+        "or give normalize-rewards",
+    )
     normalize_advantage: bool = option(True, "Standardise advantages in each mini-batch")
     target_kl: Scalar | None = number(
         None,

@@ -1,7 +1,4 @@
-"""Options that several algorithms share, declared once.
-
-Imports neither JAX nor Keras: the command line reads every algorithm's options for its help tables.
-"""
+"""Options that several algorithms share, declared once; read without JAX, for help."""
 
 from __future__ import annotations
 
@@ -26,6 +23,24 @@ def changed(config: type[Config], name: str, default: Any, help: str | None = No
     )
 
 
+OWN_NUMBERS: dict[str, dict[str, float]] = {
+    "adabelief": {"opt_epsilon": 1e-16},
+    "adadelta": {"beta2": 0.95},
+    "lion": {"beta2": 0.99},
+    "rmsprop": {"beta2": 0.9},
+    "yogi": {"opt_epsilon": 0.001},
+}
+"""Defaults of optimizers other than Adam's: those of Keras and, for what it has not, of optax.
+
+Adam corrects the bias of its second moment; in what does not, 0.999 makes first steps 30 times as long."""
+
+
+def own_numbers(optimizer: Any) -> dict[str, float]:
+    """Return the defaults that an optimizer, given by its name or as a dict, has instead of Adam's."""
+    name = optimizer.get("type") if isinstance(optimizer, Mapping) else optimizer
+    return OWN_NUMBERS.get(name, {}) if isinstance(name, str) else {}
+
+
 class NoLearningConfig(Config):
     """Options of agents that learn nothing: none."""
 
@@ -39,8 +54,15 @@ class AgentConfig(Config):
     gamma: Scalar = number(0.99, "Discount factor", high=1.0, aliases=("discount",))
     lr: Scalar = number(0.0007, "Learning rate of the optimizer", aliases=("learning_rate",))
     beta1: Scalar = number(0.9, "Decay rate of the first moment in Adam-like optimizers", high=1.0)
-    beta2: Scalar = number(0.999, "Decay rate of the second moment in Adam-like optimizers", high=1.0)
-    opt_epsilon: Scalar = number(1e-07, "Epsilon in the denominator of the optimizer")
+    beta2: Scalar = number(
+        0.999,
+        "Decay rate of the second moment in Adam-like optimizers (default for rmsprop 0.9, for adadelta "
+        "0.95, for lion 0.99)",
+        high=1.0,
+    )
+    opt_epsilon: Scalar = number(
+        1e-07, "Epsilon in the denominator of the optimizer (default for yogi 0.001, for adabelief 1e-16)"
+    )
     optimizer: Any = option(
         "adam",
         "Optimizer: a name (adam, adamw, nadam, rmsprop, sgd, ...), a dict with 'type', a Keras optimizer "
@@ -63,11 +85,12 @@ class AgentConfig(Config):
         False, "Divide rewards by the running standard deviation of the discounted return"
     )
 
-    def batch(self, actors: int) -> int:
-        """Return roughly how many rows one gradient step has with `actors` actors.
+    def __init__(self, **values: Any) -> None:
+        """Take what is not given from the optimizer's own defaults."""
+        super().__init__(**{**own_numbers(values.get("optimizer")), **values})
 
-        How many threads pay off depends on it.
-        """
+    def batch(self, actors: int) -> int:
+        """Return roughly how many rows a gradient step has: how many threads pay off depends on it."""
         return 0
 
     @property
@@ -76,9 +99,7 @@ class AgentConfig(Config):
         return (self.optimizer,)
 
     def remarks(self, steps: int | None) -> Iterator[str]:
-        """Say which options have no effect given the others, or none within a run's environment steps
-        (None: endless).
-        """
+        """Say which options have no effect given the others, or in so many steps (None: endless)."""
         for name, meta in options(type(self)).items():
             value = getattr(self, name)
             if meta.needs is None or value == default(type(self), name) or effective(meta.needs, vars(self)):

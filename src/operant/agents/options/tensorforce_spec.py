@@ -76,7 +76,6 @@ def options(given: Given) -> dict[str, Any]:
 
 
 def _arguments(what: str, spec: Given, known: Iterable[str]) -> dict[str, Any]:
-    """Return a module's arguments without its type; refuse unknown ones."""
     arguments = {str(key): value for key, value in spec.items() if key != "type"}
     known = tuple(known)
     for key in arguments:
@@ -94,7 +93,6 @@ def _type(what: str, spec: Any, known: Iterable[str]) -> str:
 
 
 def _flag(name: str, value: Any) -> bool:
-    """Return whether something is wanted: True, 'early' and 'late' all say so."""
     if value in ("early", "late") or isinstance(value, bool):
         return bool(value)
     raise value_error(name, "False, True, 'early' or 'late'", value)
@@ -115,10 +113,7 @@ def update(spec: Any) -> dict[str, Any]:
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
-    """Read how often updates are made: 1.0, a float of any type, is once per batch, as 0.5 is twice.
-
-    1 is every timestep or episode.
-    """
+    """Read how often updates are made: a float is a part of the batch (1.0: once per batch), 1 every step."""
     once = isinstance(spec, numbers.Real) and not isinstance(spec, numbers.Integral) and spec == 1.0
     return {"frequency": 0 if spec == "never" else None if once else spec}
 
@@ -222,10 +217,7 @@ def network_of_policy(given: Given, option: str) -> dict[str, Any]:
 
 
 def distributions(spec: Any) -> dict[str, Any]:
-    """Read `distributions`: that of float actions, under the type or by itself.
-
-    Those of other types can only be named.
-    """
+    """Read `distributions`: that of floats, under the type or by itself; others can only be named."""
     if isinstance(spec, Mapping) and "type" not in spec:
         for key in spec.keys() - {"float", "int", "bool"}:
             raise SpecError(
@@ -305,9 +297,7 @@ def baseline(spec: Any) -> dict[str, Any]:
 
 
 def baseline_optimizer(spec: Any) -> dict[str, Any]:
-    """Read `baseline_optimizer`: the weight of the baseline's loss, an optimizer of its own, or how
-    targets are synchronised.
-    """
+    """Read the weight of the baseline's loss, an optimizer of its own, or how targets are synchronised."""
     if spec is None:
         return {}
     if isinstance(spec, int | float) and not isinstance(spec, bool):
@@ -359,8 +349,6 @@ def state_preprocessing(spec: Any) -> dict[str, Any]:
 
 
 def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
-    """Return a reader of what can only be left out."""
-
     def read(spec: Any) -> dict[str, Any]:
         if spec is None:
             return {}

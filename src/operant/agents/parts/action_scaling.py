@@ -71,16 +71,7 @@ def in_units(leaf: Leaf) -> Leaf:
 
 
 def require_bounds(spaces: Spaces, name: str, instead: str) -> None:
-    """Refuse actions that have no units.
-
-    Args:
-        spaces: whose actions are floats.
-        name: of the agent, for the message.
-        instead: what to do without bounds, for the message.
-
-    Raises:
-        SpaceError: an action has no finite bounds.
-    """
+    """Refuse (SpaceError) actions without finite bounds, for the agent `name`; `instead`: what to do."""
     for action, leaf in spaces.actions.components.items():
         if not leaf.bounded:
             which = "the action has" if spaces.actions.single else f"action {action!r} has"

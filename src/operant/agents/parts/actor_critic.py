@@ -1,6 +1,4 @@
-"""What actor-critic algorithms that learn from fresh blocks share: one model with the policy's heads and a
-value.
-"""
+"""What actor-critics that learn from fresh blocks share: one model of the policy's heads and a value."""
 
 from __future__ import annotations
 
@@ -33,15 +31,9 @@ class Estimate(NamedTuple):
 def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
     """Run a model over successive rows; a recurrent one from `carry`, starting anew after each invalid row.
 
-    Args:
-        model: the network.
-        variables: its variables.
-        observation: leaves `[R, N, ...]`.
-        carry: recurrent state before row 0, leaves `[N, ...]`.
-        valid: `[R, N]`, or `[R - 1, N]` as in a block, whose observation has one more row.
-
-    Returns:
-        Outputs by head, `[R, N, *head.shape]`.
+    The observation has leaves `[R, N, ...]`, the carry (before row 0) `[N, ...]`, and `valid` is `[R, N]`, or
+    `[R - 1, N]` as in a block, whose observation has one more row. Returns outputs by head, `[R, N,
+    *head.shape]`.
     """
     if not model.recurrent:
         return model.apply(variables, observation)[0]
@@ -50,9 +42,7 @@ def evaluate(model: Model, variables: Tree, observation: Arrays, carry: Tree, va
 
 
 def watch(policy: Product, weight: Array) -> Metrics:
-    """Return metrics of a policy: entropy, and the standard deviation of continuous actions, if there are
-    any.
-    """
+    """Return metrics of a policy: entropy, and the standard deviation of continuous actions, if any."""
     metrics = {"policy/entropy": losses.weighted_mean(policy.entropy(), weight)}
     std = policy.std()
     return metrics if std is None else metrics | {"policy/std": losses.weighted_mean(std, weight)}
@@ -60,10 +50,7 @@ def watch(policy: Product, weight: Array) -> Metrics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ActorCritic:
-    """Base of on-policy algorithms.
-
-    A subclass adds `init` and `update`; its state has the field `variables`.
-    """
+    """Base of on-policy algorithms: they add `init`, `update` and a state with the field `variables`."""
 
     config: Any
     spaces: Spaces
@@ -152,17 +139,13 @@ class ActorCritic:
         return Action(action, extras, carry)
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block: -mean log π(a|s), and the error of the values to their
-        λ-returns.
-        """
+        """Return the imitation loss on a block: -mean log π(a|s), and the error of values to λ-returns."""
         variables = weights["model"]
         outputs = self.evaluate(variables, block.observation, block.carry, block.valid)
         return self.clone(outputs, self.steady(variables, outputs, block), block)
 
     def steady(self, variables: Tree, outputs: Arrays, block: Rollout) -> Array:
-        """Return the values to estimate returns with: those among `outputs`, or those of the network as in
-        use if it differs in training.
-        """
+        """Return the values for returns: of `outputs`, or of the network as in use if training differs."""
         if self.model.learns_otherwise:
             variables = self.model.in_use(variables)
             outputs = self.evaluate(variables, block.observation, block.carry, block.valid)

@@ -1,6 +1,4 @@
-"""Imitation losses: how far networks are from the actions taken, and values from the returns that
-followed.
-"""
+"""Imitation losses: how far networks are from the actions taken, and values from their returns."""
 
 from __future__ import annotations
 
@@ -24,13 +22,7 @@ def policy(log_prob: Float[Array, "*B"], valid: Bool[Array, "*B"]) -> Float[Arra
 
 
 def distance(chosen: Arrays, wanted: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
-    """Return the mean squared distance of actions, the mean over action elements and valid rows.
-
-    Args:
-        chosen: `[*B, *shape]` by action name.
-        wanted: `[*B, *shape]`, the actions taken, in the same units.
-        valid: which rows count.
-    """
+    """Return the mean squared distance of actions `[*B, *shape]` over elements and valid rows."""
     return _mean([losses.squared(chosen[k] - wanted[k]) for k in chosen], valid)
 
 
@@ -39,8 +31,7 @@ def value(
 ) -> Float[Array, ""]:
     """Return `VALUE_WEIGHT` times the mean squared error of values over the mean square of the returns.
 
-    Divided, since returns of whatever scale must not drown the log-probabilities that share a network with
-    them.
+    Divided: returns of any scale must not drown the log-probabilities that share a network with them.
     """
     weight, target = valid.astype(jnp.float32), jax.lax.stop_gradient(target)
     error = losses.weighted_mean(losses.squared(predicted - target), weight)
@@ -48,16 +39,10 @@ def value(
 
 
 def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "*B"]) -> Float[Array, ""]:
-    """Return by how much other actions' values come too near to those of demonstrated ones (Hester et al.
-    2018, equation 5).
+    """Return by how much values come too near demonstrated ones' (Hester et al. 2018, equation 5).
 
-    max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows.
-
-    Args:
-        q_values: `[*B, *shape, K]` by action name.
-        action: `[*B, *shape]`, the actions taken.
-        masks: `[*B, *shape, K]` where actions are masked.
-        valid: which rows count.
+    max_a (Q(s, a) + m [a ≠ a_E]) - Q(s, a_E), the mean over action elements and valid rows. By action name
+    `q_values` are `[*B, *shape, K]`, the actions taken `[*B, *shape]`, and masks `[*B, *shape, K]`.
     """
     margins = []
     for name, q in q_values.items():
@@ -71,8 +56,6 @@ def margin(q_values: Arrays, action: Arrays, masks: Arrays, valid: Bool[Array, "
 
 
 def _mean(actions: list[Array], valid: Array) -> Array:
-    """Return the mean over the elements of all actions, `[*B, *shape]` each, side by side, and over valid
-    rows.
-    """
+    """Return the mean over all elements of all actions `[*B, *shape]`, and over valid rows."""
     elements = jnp.concatenate([x.reshape(*valid.shape, -1) for x in actions], axis=-1)
     return losses.weighted_mean(jnp.mean(elements, axis=-1), valid.astype(jnp.float32))

@@ -1,6 +1,4 @@
-"""The loops of gradient steps: on batches from a memory, as many as are due, and in passes over a block, all
-of which are.
-"""
+"""The loops of gradient steps: on as many batches of a memory as are due, and in passes over a block."""
 
 from __future__ import annotations
 
@@ -18,13 +16,11 @@ from operant.errors import value_error
 from operant.ops import prng
 from operant.ops.repeat import repeat
 from operant.ops.sharding import spread
+from operant.spec.streams import Purpose
 from operant.types import Array, Key, Metrics, Tree
 
 S = TypeVar("S", bound=Tree)
 B = TypeVar("B")
-
-_NOISE = 0xD20
-"""Folded into the key of an epoch to derive those of its minibatches."""
 
 
 @functools.partial(
@@ -51,8 +47,7 @@ class Minibatch:
 def key_of_step(keys: Key) -> Callable[[Array | int], Key]:
     """Return the function that gives a step its key by its number.
 
-    It holds them as plain numbers: JAX's key-reuse check assumes that a key which a loop reads is used in
-    every iteration.
+    It holds them as plain numbers: JAX's key-reuse check assumes that a loop uses each key it reads.
     """
     impl, words = jax.random.key_impl(keys), jax.random.key_data(keys)
     return lambda i: jax.random.wrap_key_data(words[i], impl=impl)
@@ -78,8 +73,7 @@ def gradient_steps(
         first: metrics of a step that was taken before, to be averaged with those of the others.
 
     Returns:
-        The state after the steps, and the mean of every metric over those to which it applies (NaN: none),
-        of those in `STEP_COUNTS` the sum.
+        The state, and every metric's mean over the steps it applies to (NaN: none), of `STEP_COUNTS` the sum.
     """
     metrics = MetricAccumulator()
 
@@ -99,11 +93,7 @@ def gradient_steps(
 def divisible(
     config: Any, units: int, made_of: str, more: str = "a larger n_steps or more environments"
 ) -> None:
-    """Refuse more `mini_batches` than there are units to share out, of which `more` makes more.
-
-    Raises:
-        SpecError: names `mini_batches`, the units and what they are made of.
-    """
+    """Refuse (SpecError) more `mini_batches` than units to share out, of which `more` makes more."""
     if units < config.mini_batches:
         raise value_error(
             "mini_batches",
@@ -142,8 +132,7 @@ def passes(
         noisy: whether each step wants a key.
 
     Returns:
-        The state after the last step, and the mean of every metric over the steps to which it applies, of
-        those in `STEP_COUNTS` the sum.
+        The state, and every metric's mean over the steps it applies to, of those in `STEP_COUNTS` the sum.
     """
     axis = 1 if sequences else 0
     if not sequences:  # rows are independent of one another
@@ -161,7 +150,7 @@ def passes(
         rows, starts = spread(rows, 1 + axis), spread(starts, 1)
         noise: Tree = ()
         if noisy:
-            noise = prng.bits(jax.random.fold_in(epoch_key, _NOISE), (parts, *words.shape))
+            noise = prng.bits(jax.random.fold_in(epoch_key, Purpose.PERTURBATION), (parts, *words.shape))
         return jax.lax.scan(step, state, Minibatch(rows, starts, noise, impl))
 
     # As plain numbers: under `vmap`, JAX's key-reuse check considers the keys of a scan used.

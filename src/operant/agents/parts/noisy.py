@@ -32,12 +32,7 @@ class Noise(NamedTuple):
 
 
 def deviations(params: Arrays, std: float | Array) -> Arrays:
-    """Return the initial σ: std / √(inputs of the layer), for the kernels of dense layers and their biases
-    (section 3.2).
-
-    Raises:
-        SpecError: the network has no dense layer.
-    """
+    """Return the initial σ of dense layers, std / √inputs, biases too (section 3.2); SpecError: none."""
     kernels = [
         name
         for name, x in params.items()

@@ -1,5 +1,4 @@
-"""What off-policy actor-critics for float actions share: networks, acting with noise, batches from the
-replay memory. What they learn by (targets, losses, steps) stands in the file of each.
+"""What off-policy actor-critics for floats share: networks, acting with noise, batches from the memory.
 
 For networks, actions are in units (see `operant.agents.parts.action_scaling`). Recurrent ones learn from
 replayed sequences (Heess et al. 2015, "Memory-based control with recurrent neural networks",
@@ -21,6 +20,7 @@ import numpy as np
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import ReplayCounter
 from operant.agents.options.shared_options import ContinuousConfig
 from operant.agents.parts import imitation, sequences
 from operant.agents.parts.action_scaling import (
@@ -98,13 +98,11 @@ class CriticStep(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ContinuousActorCritic(abc.ABC):
-    """Base of the algorithms.
+class ContinuousActorCritic(ReplayCounter, abc.ABC):
+    """Base of the algorithms: they add `init`, the policy (`heads`, `greedy`, `exploring`), and a step.
 
-    A subclass adds `init`, the policy (`heads`, `greedy`, `exploring`), and one gradient step.
-
-    Its state has the field `reward_scale` and, for each of the `models`, its variables under its name; the
-    targets' parameters have the same names, prefixed with `target_`.
+    Its state has the fields `reward_scale` and `update_count` and, for each of the `models`, its variables
+    under its name; the targets' parameters have the same names, prefixed with `target_`.
     """
 
     config: Any
@@ -221,8 +219,7 @@ class ContinuousActorCritic(abc.ABC):
         return sum(leaf.size for leaf in self.spaces.actions.components.values())
 
     def update_noise(self, key: Key, n: int) -> Arrays:
-        """Return standard normal noise like `noise`, for use inside updates: by a hash, which runs few
-        kernels.
+        """Return normal noise like `noise`, for use inside updates: by a hash, which runs few kernels.
 
         erf⁻¹ of uniform numbers; the smallest are 2^-24 away from the ends, so that |z| is at most 5.3.
         """
@@ -230,7 +227,6 @@ class ContinuousActorCritic(abc.ABC):
         return self._by_action(np.float32(np.sqrt(2.0)) * jax.lax.erf_inv(centred))
 
     def _by_action(self, flat: Array) -> Arrays:
-        """Cut `[n, size]` into `[n, *shape]` by action."""
         parts, start = {}, 0
         for name, leaf in self.spaces.actions.components.items():
             parts[name] = flat[:, start : start + leaf.size].reshape(-1, *leaf.shape)
@@ -252,10 +248,7 @@ class ContinuousActorCritic(abc.ABC):
     def act(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
     ) -> Action:
-        """Act greedily, or explore: by the policy's noise, and uniformly while the memory fills.
-
-        Extras are the recurrent states before.
-        """
+        """Act greedily, or explore, uniformly while the memory fills; extras are the states before."""
         outputs, after = self._forward(acting, observation, carry)
 
         def pick(x: Array, z: Array) -> Array:
@@ -271,24 +264,19 @@ class ContinuousActorCritic(abc.ABC):
     def recall(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, action: Arrays
     ) -> Action:
-        """Return what `act` would have returned, had it chosen these actions: what critics remember
-        depends on them.
-        """
+        """Return what `act` would have, had it chosen these actions, which critics remember."""
         after = self._forward(acting, observation, carry)[1]
         return self._with_carries(acting, observation, carry, after, action)
 
     def _forward(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree
     ) -> tuple[Arrays, Tree]:
-        """Return the actor's outputs and its state after them."""
         return self.actor.apply(acting.actor, observation, carry["actor"] if self.actor.recurrent else ())
 
     def _with_carries(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, actor: Tree, action: Arrays
     ) -> Action:
-        """Return an action with the recurrent states of all networks: those before it as extras, those
-        after it as carry.
-        """
+        """Return an action with all networks' recurrent states: before it as extras, after it as carry."""
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}
@@ -298,9 +286,7 @@ class ContinuousActorCritic(abc.ABC):
         return Action(action, {"carry": carry}, after)
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block: the mean squared distance of the actor's actions, in
-        units.
-        """
+        """Return the imitation loss on a block: the mean squared distance of actions, in units."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         carry = block.carry["actor"] if self.actor.recurrent else ()
         outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
@@ -337,31 +323,24 @@ class ContinuousActorCritic(abc.ABC):
 
     @staticmethod
     def _remembered(name: str, inputs: NetworkInputs) -> tuple[Rollout, Array]:
-        """Return the sequences that contain the rows, with the stored states of one network, and which
-        rows these are.
-        """
+        """Return sequences with one network's stored states that contain the rows, and which these are."""
         assert isinstance(inputs.block, Rollout) and not isinstance(inputs.row, tuple)
         return inputs.block._replace(carry=inputs.block.carry[name]), inputs.row
 
     def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
-        """Return what critics read."""
         return with_actions(observation, action, self.spaces)
 
     def values(
         self, state: Any, params: Sequence[Tree], inputs: NetworkInputs, action: Arrays
     ) -> tuple[Array, ...]:
-        """Return the value `[B]` of every critic: with these parameters, and the rest of its variables as in
-        the state.
-        """
+        """Return the value `[B]` of every critic under these parameters, and else the state's variables."""
         return tuple(
             self.value(name, {**getattr(state, name), "params": critic_params}, inputs, action)
             for name, critic_params in zip(self.critics, params, strict=True)
         )
 
     def learning(self, state: Any, key: Key, address: int) -> Any:
-        """Return a state whose networks a loss applies as in training, each with noise of its own (see
-        `Model.learning`).
-        """
+        """Return a state whose networks a loss applies as in training, each with its own noise."""
         models = enumerate(self.models.items())
         networks = {
             name: model.learning(getattr(state, name), key, address, i) for i, (name, model) in models
@@ -374,11 +353,11 @@ class ContinuousActorCritic(abc.ABC):
         """Step all critics together, and move their running averages; the state is from `learning`."""
         has_rows = jnp.any(batch.weight > 0)
         params, optimizer, info = optimise.apply(
-            self.critic_optimizer, params, optimizer, grads, there=has_rows
+            self.critic_optimizer, params, optimizer, grads, has_rows=has_rows
         )
         inputs = self._inputs(batch.now.observation, batch.action)
         params = tuple(
-            model.averaged(critic_params, getattr(state, name), inputs, there=has_rows)
+            model.averaged(critic_params, getattr(state, name), inputs, has_rows=has_rows)
             for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
         )
         taken = (info["skipped"] == 0) & has_rows
@@ -399,9 +378,7 @@ class ContinuousActorCritic(abc.ABC):
     def replay(
         self, state: Any, memory: Tree, block: Rollout, counters: Counters, key: Key
     ) -> tuple[Any, Metrics]:
-        """Update running statistics from a block that the memory holds already, and take the gradient steps
-        that are due once the memory is filled; return the state and the steps' metrics.
-        """
+        """Update statistics from a stored block, take the steps that are due; return state and metrics."""
         c = self.config
         scale, _ = updates.scale_block(c, state.reward_scale, block)
         observed = {
@@ -410,10 +387,7 @@ class ContinuousActorCritic(abc.ABC):
         }
         state = state._replace(**observed, reward_scale=scale)
         most = self.rows * self.actors if c.gradient_steps is None else c.gradient_steps
-        count = jnp.sum(block.valid, dtype=jnp.int32) if c.gradient_steps is None else most
-        ready = (counters.timesteps >= jnp.uint32(c.initial_size)) & self.memory.begun(memory, c.initial_size)
-        if self.recurrent:
-            ready &= Replay.has_sequence(memory, self.sequence_rows)
+        due = self.due(state, memory, block, counters)
         # Two keys per step, hashed: a cipher's loop for them would take as long as a small network's step.
         words = prng.bits(key, (most, 2, *jax.random.key_data(key).shape))
         keys = key_of_step(jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)))
@@ -426,12 +400,12 @@ class ContinuousActorCritic(abc.ABC):
             ), step_key
 
         state, metrics = gradient_steps(
-            lambda state, batch: self.step(state, *batch), state, drawn, jnp.where(ready, count, 0), most
+            lambda state, batch: self.step(state, *batch), state, drawn, jnp.where(due, most, 0), most
         )
+        state = state._replace(update_count=state.update_count.after(due))
         return state, {**metrics, "update/lr": updates.lr(c)}
 
     def _sampled(self, memory: Tree, key: Key) -> ReplayBatch:
-        """Draw what a gradient step learns from."""
         c = self.config
         if self.recurrent:
             rows = self.sequence_rows

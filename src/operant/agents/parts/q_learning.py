@@ -45,13 +45,9 @@ def q_heads(spaces: Spaces, *, atoms: tuple[int, ...] = (), dueling: bool = Fals
 
 
 def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
-    """Return values per action, from advantages and the state's value if there is one (Wang et al. 2016, eq.
-    9).
+    """Return values per action, of advantages and the state's value if any (Wang et al. 2016, eq. 9).
 
-    Args:
-        outputs: by head.
-        spaces: name the actions.
-        atoms: axes after that of the values.
+    `outputs` are by head; `atoms` is the number of axes after that of the values.
     """
     values: Arrays = {}
     for name in spaces.actions.components:
@@ -64,10 +60,7 @@ def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QLearner:
-    """Base of Q-learning algorithms.
-
-    A subclass adds `init`, `update` and the rest; its config has the options of ε.
-    """
+    """Base of Q-learning algorithms: they add `init`, `update` and the rest, and options of ε."""
 
     config: Any
     spaces: Spaces
@@ -88,13 +81,7 @@ class QLearner:
         atoms: tuple[int, ...] = (),
         dueling: bool = False,
     ) -> Self:
-        """Build a head for each action, and with `dueling` one more for the state.
-
-        Refuse what cannot be served.
-
-        Raises:
-            SpaceError: an action is of type float.
-        """
+        """Build a head for each action, and with `dueling` for the state; SpaceError: one is a float."""
         require(spaces, name, {"int", "bool"}, serving(spaces))
         heads = q_heads(spaces, atoms=atoms, dueling=dueling)
         model = build(network, spaces.states.components, heads, normalize=config.normalize_observations)
@@ -132,9 +119,7 @@ class QLearner:
         return QPolicyState(state.variables, self.epsilon(counters))
 
     def noise(self, key: Key, n: int) -> Tree:
-        """Return a coin for each actor, and the numbers by which each action element draws a random
-        action.
-        """
+        """Return a coin for each actor, and the numbers by which action elements draw random actions."""
         keys = jax.random.split(key, len(self.spaces.actions.components) + 1)
         draws = {
             name: jax.random.uniform(k, (n, *leaf.shape, leaf.num_values or 2), jnp.float32)
@@ -164,16 +149,11 @@ class QLearner:
         return self.expected(self.model.apply(variables, observation, carry)[0])
 
     def evaluate(self, variables: Tree, observation: Arrays, carry: Tree, valid: Array) -> Arrays:
-        """Return expected returns per action for rows, which a recurrent network reads in order.
-
-        See `actor_critic.evaluate`.
-        """
+        """Return rows' expected returns per action, as `actor_critic.evaluate` does."""
         return self.expected(evaluate(self.model, variables, observation, carry, valid))
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
-        """Return the imitation loss on a block, the margin loss: see
-        `operant.agents.parts.imitation.margin`.
-        """
+        """Return the imitation loss on a block: `operant.agents.parts.imitation.margin`."""
         observation = {name: x[:-1] for name, x in block.observation.items()}
         q_values = self.evaluate(weights["model"], observation, block.carry, block.valid)
         return imitation.margin(q_values, block.action, masks_of(observation), block.valid)

@@ -1,5 +1,4 @@
-"""Sequences from a replay memory, as recurrent networks learn from them: the stored state warmed up, and
-n-step targets.
+"""Sequences from a replay memory for recurrent networks: the stored state warmed up, n-step targets.
 
 Paper: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning"
 (https://openreview.net/forum?id=r1lyTjAqYX), section 3.
@@ -25,16 +24,7 @@ from operant.types import Array, Rollout, Transition, Tree
 
 
 def require_room(config: Any, actors: int, rows: int) -> None:
-    """Refuse a memory too small for a sequence of every actor.
-
-    Args:
-        config: has the options of replay and of sequences.
-        actors: number of actors that share the memory.
-        rows: length of a sequence.
-
-    Raises:
-        SpecError: naming the options.
-    """
+    """Refuse a memory too small for a sequence of every actor: a SpecError names the options."""
     if config.buffer_max_size > actors * rows:
         return
     parts = f"burn_in {config.burn_in} + sequence_length {config.sequence_length}"
@@ -50,12 +40,7 @@ def require_room(config: Any, actors: int, rows: int) -> None:
 
 
 def refuse_averages(models: Mapping[str, Model]) -> None:
-    """Refuse running averages beside a recurrent network: batches of successive rows hold some in which no
-    action was taken.
-
-    Raises:
-        SpecError: naming the networks.
-    """
+    """Refuse (SpecError) running averages beside recurrent networks: batches hold rows without actions."""
     remembering = [name for name, model in models.items() if model.recurrent]
     for name, model in models.items():
         if model.averages and remembering:
@@ -67,16 +52,12 @@ def refuse_averages(models: Mapping[str, Model]) -> None:
 
 
 def begins(valid: Array, rows: int | None = None) -> Array:
-    """Return where episodes begin among successive rows: after each invalid one.
-
-    `[rows, B]`, from `valid` `[T, B]`, with `rows` up to T + 1.
-    """
+    """Return where episodes begin: after each invalid row; `[rows, B]` from `[T, B]`, rows <= T + 1."""
     return jnp.concatenate([jnp.zeros_like(valid[:1]), ~valid])[: len(valid) if rows is None else rows]
 
 
 def states(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
-    """Return the recurrent states before each row after the first `rows`, and after the last: leaves
-    `[T - rows + 1, B, size]`.
+    """Return recurrent states before rows from `rows` on and after the last: `[T - rows + 1, B, size]`.
 
     No gradient passes through the first `rows` rows. See `warmed`. The observation after the last row is not
     read.
@@ -87,13 +68,9 @@ def states(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
 
 
 def warmed(model: Model, variables: Tree, block: Rollout, rows: int) -> Tree:
-    """Return the recurrent state after the first `rows` rows of a block, a constant for gradients.
+    """Return the recurrent state after the first `rows` rows of a block `[T, B]`, a constant for gradients.
 
-    Args:
-        model: a recurrent network.
-        variables: its variables.
-        block: `[T, B]`, with the state before its row 0.
-        rows: from 0 to T.
+    The block has the state before its row 0; `rows` is from 0 to T.
     """
     if rows == 0:
         return block.carry
@@ -112,17 +89,10 @@ def cut(block: Rollout, rows: int) -> Rollout:
 def transitions(
     block: Rollout, rows: int, n: int, gamma: float | Array
 ) -> tuple[Transition, Int[Array, "rows B"]]:
-    """Return the n-step transitions that begin at the first `rows` rows of a block, flattened, and the rows
-    where they end.
+    """Return the n-step transitions from a block's first `rows` rows, flattened, and where they end.
 
     They are like those of `Replay.sample`; weights are 0 where no action was taken. `index` is row and column
-    in the block.
-
-    Args:
-        block: `[rows + n - 1, B]`.
-        rows: how many rows.
-        n: maximal number of rows in one transition.
-        gamma: discount factor; may be traced.
+    in the block `[rows + n - 1, B]`.
     """
     start = jnp.arange(rows, dtype=jnp.int32)[:, None]
     path = start + jnp.arange(n, dtype=jnp.int32)[None]

@@ -8,13 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCounter
 from operant.nn import Model
 from operant.spec.spaces import Spaces
 from operant.types import Array, Tree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RandomPolicy:
+class RandomPolicy(UpdateCounter):
     """Base of agents without parameters. A subclass adds `init`, `act` and `update`."""
 
     config: Any

@@ -1,5 +1,4 @@
-"""What the outputs of a Q-network say about an action: its expected return, or the distribution of its
-return.
+"""What the outputs of a Q-network say of an action: its expected return, or the return's distribution.
 
 A head outputs `[*B, *action shape, values]`, with one more axis of atoms for distributions. The elements of
 all actions side by side form the axis `E`.
@@ -45,20 +44,14 @@ class ExpectedValue:
         return _elements(losses.pick(output, action.astype(jnp.int32)), 0)
 
     def best(self, output: Array, online: Array, mask: Array | None) -> Array:
-        """Return the outputs `[B, E, *atoms]` of the allowed values whose expected return `online` is
-        largest; 0 where none is allowed.
-        """
+        """Return outputs `[B, E, *atoms]` of the allowed values with the best `online` return, or 0."""
         return _elements(losses.double_target(output, online, mask), 0)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Compare outputs with the target r + γ · following, a constant: the squared (or Huber) TD error,
-        whose size is the priority.
+        """Compare outputs with the target r + γ · following, a constant: squared (or Huber) TD error.
 
-        Args:
-            taken: `[B, E, *atoms]`.
-            reward: `[B, 1]`.
-            discount: `[B, E]` or `[B, 1]`, 0 where nothing follows.
-            following: `[B, E, *atoms]`.
+        Its size is the priority. What was taken and what follows is `[B, E, *atoms]`, the reward `[B, 1]`,
+        the discount `[B, E]` or `[B, 1]`, 0 where nothing follows.
         """
         error = jax.lax.stop_gradient(reward + discount * following) - taken
         loss = losses.squared(error) if self.huber is None else losses.huber(error, delta=self.huber)
@@ -107,10 +100,7 @@ class CategoricalValue(ValueDistribution):
         return jnp.sum(jax.nn.softmax(output, axis=-1) * atoms, axis=-1)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Return the cross-entropy to the projected target (algorithm 1).
-
-        The divergence from it is the priority.
-        """
+        """Return the cross-entropy to the projected target (algorithm 1); the divergence is the priority."""
         position = reward[..., None] + discount[..., None] * self.support.reshape(1, 1, -1)
         weight = jax.nn.softmax(following, axis=-1)
         target = distributional.project(position, weight, self.low, self.high, self.size)
@@ -132,10 +122,7 @@ class QuantileValue(ValueDistribution):
         return jnp.mean(output, axis=-1)
 
     def fit(self, taken: Array, reward: Array, discount: Array, following: Array) -> ValueFit:
-        """Return the quantile Huber loss (equation 10).
-
-        The mean absolute difference of target and quantile is the priority.
-        """
+        """Return the quantile Huber loss (equation 10); the mean absolute difference is the priority."""
         target = jax.lax.stop_gradient(reward[..., None] + discount[..., None] * following)
         kappa = 1.0 if self.huber is None else self.huber
         loss = distributional.quantile_huber(taken, target, delta=kappa)
@@ -147,5 +134,4 @@ ValueHead: TypeAlias = ExpectedValue | CategoricalValue | QuantileValue
 
 
 def _elements(x: Array, atoms: int) -> Array:
-    """Merge the axes between the first and the last `atoms` ones."""
     return x.reshape(x.shape[0], math.prod(x.shape[1 : x.ndim - atoms]), *x.shape[x.ndim - atoms :])

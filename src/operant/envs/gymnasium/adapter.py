@@ -1,6 +1,4 @@
-"""Gymnasium's environments: found by id, made without the wrappers that cost time, and shown as
-`Environment`.
-"""
+"""Gymnasium's environments, made without the wrappers that cost time, and shown as `Environment`."""
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ from operant.envs.validation_errors import (
     FLAGS,
     NUMBERS,
     brief,
+    close,
     flag_error,
     reward_error,
     space_errors,
@@ -55,10 +54,7 @@ def register_atari() -> bool:
 
 
 def find(name: str) -> EnvSpec | None:
-    """Return the registered environment of an id, or None.
-
-    Args:
-        name: as ``gymnasium.make`` takes it, ``module:id`` included; without a version, the latest is meant.
+    """Return the registered environment of an id as ``gymnasium.make`` takes it, or None.
 
     Raises:
         SpecError: the id belongs to a package that is not installed, or its module cannot be imported.
@@ -103,12 +99,9 @@ def _extra(spec: EnvSpec) -> tuple[str, str] | None:
 
 
 def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """Make one environment of Gymnasium, without checks, order enforcement and time limit: operant has its
-    own.
+    """Make an environment of Gymnasium without checks, order enforcement and limit: operant has its own.
 
-    Args:
-        spec: from `find`.
-        arguments: of the environment itself; ``visualize=True`` stands for ``render_mode='human'``.
+    Among its arguments, ``visualize=True`` stands for ``render_mode='human'``.
 
     Raises:
         SpecError: an argument is unknown, or a package is missing.
@@ -170,11 +163,7 @@ def make_vector(
 
 
 def call(spec: EnvSpec, entry: str, **arguments: Any) -> Any:
-    """Call an entry point that belongs to an environment.
-
-    Raises:
-        SpecError: it cannot be made; names the package that is missing, if that is why.
-    """
+    """Call an environment's entry point; SpecError: it cannot be made, perhaps for a missing package."""
     return _call(spec, lambda: load_env_creator(entry)(**arguments))
 
 
@@ -195,7 +184,6 @@ def autoreset_fault(vector: gymnasium.vector.VectorEnv) -> str | None:
 
 
 def _creator(spec: EnvSpec, entry: Any) -> Any:
-    """Return what an entry point stands for."""
     return _call(spec, lambda: load_env_creator(entry) if isinstance(entry, str) else entry)
 
 
@@ -224,7 +212,6 @@ def _arguments(spec: EnvSpec, requested: Mapping[str, Any], entry: Any) -> dict[
 
 
 def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
-    """Return the error of an argument that an environment does not take."""
     remedy = suggest(name, names)
     if name == "max_episode_steps":
         remedy = " The time limit is given as max_episode_timesteps."
@@ -232,19 +219,14 @@ def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
 
 
 def _parameters(creator: Any) -> set[str]:
-    """Return the parameter names of a function, or of a class and its bases, to which it may pass
-    arguments on.
-    """
+    """Return the parameter names of a function, or of a class and its bases, to which it may pass them on."""
     makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
     parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
-    """Call what may fail for a missing package, and say which one to install.
-
-    Or because of arguments, and say which.
-    """
+    """Call what may fail for a missing package or for arguments, and say which."""
     needs = _extra(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
@@ -274,9 +256,7 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
 class GymnasiumSubEnv:
     """An environment of Gymnasium whose answers are validated, and read as flat components.
 
-    Args:
-        env: the environment.
-        limit: steps after which its caller cuts an episode.
+    Its caller cuts episodes after `limit` steps.
     """
 
     lost = False
@@ -302,12 +282,7 @@ class GymnasiumSubEnv:
         return self._codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
-        """Begin an episode.
-
-        Raises:
-            EnvironmentError: `reset` takes no `seed`, or returns something else than `(observation, info)`,
-                or an observation that is not a member of its space.
-        """
+        """Begin an episode; EnvironmentError: no `seed` is taken, or `(observation, info)` does not fit."""
         try:
             answer = self.env.reset(seed=seed)
         except TypeError as error:
@@ -322,11 +297,7 @@ class GymnasiumSubEnv:
         return self._read(answer[0])
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        """Take an action: observation, reward, terminated, truncated.
-
-        Raises:
-            EnvironmentError: the answer breaks the contract.
-        """
+        """Take an action; return observation, reward, terminated, truncated, checked (EnvironmentError)."""
         answer = self._step(action)
         if type(answer) is not tuple or len(answer) != 5:
             _check_step(answer)
@@ -343,17 +314,13 @@ class GymnasiumSubEnv:
 
     def close(self) -> None:
         """Close the environment."""
-        self.env.close()
+        close(self.env)
 
 
 class GymnasiumEnv(SpacesEnv):
-    """An environment of Gymnasium as `Environment`.
+    """An environment of Gymnasium as `Environment`; attributes that this class lacks are read from it.
 
-    Args:
-        env: the environment.
-        max_episode_timesteps: its time limit, if its spec does not tell it.
-
-    Attributes that this class does not have are read from the environment.
+    `max_episode_timesteps` is its time limit, if its spec does not tell it.
     """
 
     def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
@@ -384,9 +351,7 @@ class GymnasiumEnv(SpacesEnv):
         return self.spaces.unflatten(flat), terminal, reward
 
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
-        """As `execute`, but takes and returns stored components, masks included: for processes, which pass
-        them on.
-        """
+        """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
             flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
         except EnvironmentError as error:
@@ -442,11 +407,7 @@ def _form(answer: Any) -> str:
 
 
 def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
-    """Return the spaces of an environment, and what converts to and from Gymnasium's values.
-
-    Raises:
-        SpaceError: it does not define them, or one is not supported.
-    """
+    """Return an environment's spaces and their codec; SpaceError: it has none, or of another kind."""
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise SpaceError(
@@ -462,9 +423,7 @@ def own_limit(env: gymnasium.Env) -> int | None:
 
 
 def stacked_frames(env: gymnasium.Env) -> int | None:
-    """Return how many successive frames an observation holds, of which each step adds one.
-
-    None if that is not known.
+    """Return how many frames an observation holds, of which each step adds one; None if not known.
 
     The number is the attribute `stacked_frames` of an environment, which stacks them in the last axis, or the
     size of Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave
@@ -480,7 +439,6 @@ def stacked_frames(env: gymnasium.Env) -> int | None:
 
 
 def _is_stack(space: gymnasium.Space[Any]) -> bool:
-    """Tell whether a space is clearly one of stacked grey images, as bytes."""
     if not isinstance(space, Box) or space.dtype != np.uint8:
         return False
     low, high = float(space.low.min()), float(space.high.max())
@@ -488,10 +446,7 @@ def _is_stack(space: gymnasium.Space[Any]) -> bool:
 
 
 def _leaves_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
-    """Tell whether a wrapper leaves observations as they are.
-
-    An unknown one may change the same frame differently in two stacks.
-    """
+    """Tell if a wrapper leaves observations alone; an unknown one may change a frame in each stack."""
     if isinstance(env, gymnasium.RewardWrapper | gymnasium.ActionWrapper):
         return True
     # A step of these brings several frames.

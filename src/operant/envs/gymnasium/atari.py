@@ -1,9 +1,7 @@
-"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by
-`operant.envs.gymnasium.preprocessing`.
+"""Atari games, preprocessed: several in ALE's own vector (threads in C++), single ones by `preprocessing`.
 
-Both forms make the same pixels, and give unclipped rewards and whole games. What training makes of these
-(signs of rewards, an episode for each life) is in `operant.envs.gymnasium.games`, which keeps the true score
-for reports.
+Both make the same pixels, and give unclipped rewards and whole games; `games` makes of these what training
+sees, and keeps the true score for reports.
 """
 
 from __future__ import annotations
@@ -41,10 +39,8 @@ VECTOR_ARGUMENTS = (
     "num_threads",
     "thread_affinity_offset",
 )
-"""Arguments of ALE's vector that are left to the user.
-
-Others have another name here, or would break the stream of rows.
-"""
+"""Arguments of ALE's vector that are left to the user. Others have another name here, or would break the
+stream of rows."""
 
 
 def has_lives(source: EnvSpec) -> bool:
@@ -53,8 +49,7 @@ def has_lives(source: EnvSpec) -> bool:
 
 
 def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
-    """Return one environment of Gymnasium, preprocessed: observations uint8 `[84, 84, 4]`, oldest frame
-    first.
+    """Return an environment preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
 
     Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several
     such environments into what training needs (`clip_rewards`, `episodic_life`).
@@ -84,11 +79,7 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
 def own_vector(
     source: EnvSpec, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
 ) -> GymnasiumVector | str:
-    """Run Atari games in ALE's vector, or return a sentence that says why that is not possible.
-
-    Raises:
-        SpecError: an argument is unknown, or ALE is missing.
-    """
+    """Run Atari games in ALE's vector, or say why that is not possible; SpecError: a wrong argument."""
     spec = source.target
     if not has_lives(source):
         return "images are preprocessed one environment at a time"
@@ -121,10 +112,7 @@ def own_vector(
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
-    """ALE's vector with the frames in the last axis, as networks and replay expect them.
-
-    Keeps the lives left.
-    """
+    """ALE's vector with the frames in the last axis, as networks and replay expect; keeps the lives left."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv, settings: PreprocessingOptions) -> None:
         super().__init__(env)

@@ -1,6 +1,4 @@
-"""Games as training sees them: rewards clipped, an episode for each life.
-
-The game's own score is kept for reports.
+"""Games as training sees them: rewards clipped, an episode for each life; reports get the game's own score.
 
 Paper: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, training
 details).
@@ -20,12 +18,7 @@ from operant.spec.spaces import Codec
 
 
 class _Lives:
-    """Counts the lives of a vector's games.
-
-    In the row after one was lost, FIRE is pressed if the game has it.
-
-    Lives are known only of Atari games in this process; others count as having one.
-    """
+    """Counts the lives of a vector's games; after one was lost, FIRE is pressed if the game has it."""
 
     def __init__(self, vector: VectorEnv, counted: bool) -> None:
         self.lost = self._over = np.zeros(vector.num_envs, np.bool_)
@@ -33,7 +26,6 @@ class _Lives:
         self._left = np.zeros(vector.num_envs, np.int32)
 
     def begin(self) -> None:
-        """Note that a game begins everywhere."""
         self._left = self._count()
         self.lost = self._over = np.zeros(len(self._left), np.bool_)
 
@@ -56,8 +48,6 @@ class _Lives:
 
 
 class _Wrapper(VectorEnv):
-    """A vector of games whose lives are counted."""
-
     def __init__(self, vector: VectorEnv, counted: bool) -> None:
         self._vector = vector
         self.num_envs, self.spaces, self.name = vector.num_envs, vector.spaces, vector.name
@@ -67,12 +57,19 @@ class _Wrapper(VectorEnv):
         self._lives = _Lives(vector, counted)
 
     @property
-    def codec(self) -> Codec | None:
+    def deadline(self) -> float:
         """That of the games."""
+        return self._vector.deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._vector.deadline = deadline
+
+    @property
+    def codec(self) -> Codec | None:
         return self._vector.codec
 
     def reset(self, seed: int | None = None) -> Flat:
-        """Begin a game everywhere."""
         observation = self._vector.reset(seed)
         self._lives.begin()
         self.game = None
@@ -85,7 +82,6 @@ class _Wrapper(VectorEnv):
         return step
 
     def close(self) -> None:
-        """Close the games."""
         self._vector.close()
 
 
@@ -107,9 +103,7 @@ class Games(_Wrapper):
         self._clip, self._lives_end = clip_rewards, episodic_life
 
     def judged(self) -> VectorEnv:
-        """Return the same games in the form in which policies are evaluated: whole, with unclipped rewards
-        (`WholeGames`).
-        """
+        """Return the same games as policies are evaluated in: whole, with unclipped rewards."""
         return whole_games(self._vector) if self._lives_end else self._vector
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
@@ -125,11 +119,8 @@ class Games(_Wrapper):
 class WholeGames(_Wrapper):
     """Whole games with unclipped rewards, but with FIRE after a lost life if the game has it, as in `Games`.
 
-    They are for evaluating a policy that learnt with an episode for each life: it has not learnt to press
-    FIRE, and would stand still until the end of the game.
-
-    Args:
-        vector: the games.
+    A policy that learnt with an episode for each life has not learnt to press FIRE, and would stand still
+    until the end of the game.
     """
 
     def __init__(self, vector: VectorEnv) -> None:
@@ -155,9 +146,7 @@ def _uncounted(n: int) -> tuple[Callable[[], np.ndarray], Any]:
 
 
 def _counting(vector: VectorEnv) -> tuple[Callable[[], np.ndarray], Any]:
-    """Return what counts the lives of a vector's games, and the action that continues a game after a lost
-    one.
-    """
+    """Return what counts the lives of a vector's games, and the action that continues after a lost one."""
     if isinstance(vector, AtariVector):
         return lambda: vector.lives, vector.resume
     games = [within(getattr(env, "env", None)) for env in getattr(vector, "envs", ())]

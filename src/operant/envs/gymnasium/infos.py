@@ -1,6 +1,4 @@
-"""Values of `info`, such as `is_success`, at the last step of each episode: which ones to record, and what
-was found.
-"""
+"""Values of `info`, such as `is_success`, at the last step of episodes: which to record, what was found."""
 
 from __future__ import annotations
 
@@ -14,11 +12,7 @@ from operant.errors import EnvironmentError, SpecError, as_number, suggest, valu
 
 
 def keywords_of(keywords: Any) -> tuple[str, ...]:
-    """Return the names in `info` whose values are to be recorded.
-
-    Raises:
-        SpecError: they are not a list of different names.
-    """
+    """Return the names in `info` to record; SpecError: they are not a list of different names."""
     names = tuple(keywords) if isinstance(keywords, list | tuple) else ()
     sound = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
     if not sound or not isinstance(keywords, list | tuple):
@@ -35,12 +29,7 @@ def refusal(keywords: Sequence[str], name: str) -> SpecError:
 
 
 class InfoCollector:
-    """Collects what the environments of a vector tell in `info` at the last step of their episodes.
-
-    Args:
-        keywords: names in `info`.
-        n: environments.
-    """
+    """Collects what `n` environments tell in `info`, under `keywords`, at the end of their episodes."""
 
     def __init__(self, keywords: Sequence[str], n: int) -> None:
         self.keywords = tuple(keywords)

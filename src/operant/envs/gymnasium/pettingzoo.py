@@ -27,15 +27,7 @@ def is_parallel(value: Any) -> bool:
 
 
 def make_parallel(id: str, **arguments: Any) -> Any:
-    """Make a parallel environment of PettingZoo's registry.
-
-    Args:
-        id: such as `classic/rps-v2`.
-        arguments: of the environment.
-
-    Raises:
-        SpecError: the id is unknown, it cannot be made, or PettingZoo is not installed.
-    """
+    """Make a parallel environment of PettingZoo, such as `classic/rps-v2`; SpecError: it cannot be made."""
     try:
         import pettingzoo
     except ImportError:
@@ -55,14 +47,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
 
 
 class PettingZooEnv(SpacesEnv):
-    """A parallel environment of PettingZoo.
-
-    Args:
-        env: the environment.
-
-    Raises:
-        SpaceError: the agents' spaces differ.
-    """
+    """A parallel environment of PettingZoo; SpaceError: the agents' spaces differ."""
 
     def __init__(self, env: Any) -> None:
         self.pettingzoo = env
@@ -139,5 +124,4 @@ class PettingZooEnv(SpacesEnv):
 
 
 def _only(states: Any) -> Any:
-    """Return the states of a single actor."""
     return {name: _only(x) for name, x in states.items()} if isinstance(states, dict) else states[0]

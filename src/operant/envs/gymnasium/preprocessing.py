@@ -29,11 +29,7 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessingOptions:
-    """What is done to images. The names are arguments beside `preprocess=True`.
-
-    Raises:
-        SpecError: a value is out of range.
-    """
+    """What is done to images; the names are arguments beside `preprocess=True`."""
 
     max_frame: bool = False
     """Take the maximum of the last two frames, pixel by pixel: some games draw objects in every other
@@ -50,7 +46,6 @@ class PreprocessingOptions:
     """Press FIRE at the start of an Atari game that has it: some wait for it."""
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         for name, low in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), low))
 
@@ -85,9 +80,7 @@ def refusal(name: str, shape: Any) -> SpecError:
 
 
 class PreprocessingWrapper(gymnasium.Wrapper):
-    """An environment that shows images, Atari's or other, preprocessed.
-
-    Observations uint8 `[size, size, stack]`.
+    """An environment that shows images, Atari's or other, preprocessed: uint8 `[size, size, stack]`.
 
     Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An
     environment that skips frames itself is not made to skip more.
@@ -194,10 +187,9 @@ def _is_image(space: gymnasium.spaces.Box) -> bool:
 
 
 class _Averages:
-    """Averages `count` pixels over `size` equal stretches, along an axis of an image.
+    """Averages `count` pixels over `size` equal stretches along an axis, as a sum over shifted copies.
 
-    Each stretch covers few pixels, so the averages are a sum over shifted copies. A matrix product would wake
-    BLAS's threads, which cost more than they gain here.
+    A matrix product would wake BLAS's threads, which cost more than they gain here.
     """
 
     def __init__(self, count: int, size: int, axis: int) -> None:
@@ -212,7 +204,6 @@ class _Averages:
             self._terms.append((np.minimum(pixel, count - 1), weight[:, None] if axis == 0 else weight))
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """Return the averages, float32."""
         return np.sum([image.take(at, self._axis) * weight for at, weight in self._terms], axis=0)
 
 
@@ -225,10 +216,7 @@ def resuming(env: Any, meanings: list[str]) -> Any:
 
 
 def make(spec: GymnasiumSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """Make one environment of Gymnasium, preprocessed.
-
-    Without the registry's time limit, like `adapter.make`.
-    """
+    """Make one environment of Gymnasium, preprocessed; without the registry's limit, like `adapter.make`."""
     settings, env_arguments = read(arguments)
     if spec.entry_point == adapter.ATARI:
         for name in sorted(env_arguments.keys() & {"frameskip", "obs_type"}):

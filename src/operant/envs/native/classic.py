@@ -1,8 +1,7 @@
-"""Gymnasium's classic control as JAX-native environments, equal to it step for step.
+"""Gymnasium's classic control as JAX-native environments (``jax:CartPole-v1``), equal to it step for step.
 
 Constants, starting distributions, rewards, terminations and spaces are those of Gymnasium 1.4; arithmetic is
-float32 where Gymnasium's is partly float64. In the library these environments carry the prefix ``jax:``
-(``jax:CartPole-v1``).
+float32 where Gymnasium's is partly float64.
 """
 
 from __future__ import annotations
@@ -88,9 +87,6 @@ class Acrobot:
 
     Sutton 1996, "Generalization in reinforcement learning", with the equations of motion of Sutton and
     Barto's book. State: the two angles (rad) and their velocities (rad/s).
-
-    Args:
-        max_episode_timesteps: time limit.
     """
 
     max_episode_timesteps: int | None = 500
@@ -164,11 +160,7 @@ def _wrap(angle: Array) -> Array:
 class Pendulum:
     """Swing a pendulum up and hold it there with a torque of at most 2 Nm. It never terminates.
 
-    State: angle (rad, 0 is up, not wrapped) and angular velocity (rad/s).
-
-    Args:
-        g: gravity (m/s^2).
-        max_episode_timesteps: time limit.
+    State: angle (rad, 0 is up, not wrapped) and angular velocity (rad/s). `g` is gravity (m/s^2).
     """
 
     g: float = 10.0
@@ -214,7 +206,6 @@ def _drive(state: Array, thrust: Array) -> Array:
 
 
 def _valley(key: Key) -> tuple[Array, Arrays]:
-    """Begin at rest, at a position uniform in [-0.6, -0.4]."""
     state = jnp.concatenate([_uniform(key, -0.6, -0.4, 1), jnp.zeros(1, jnp.float32)])
     return state, {"state": state}
 
@@ -256,12 +247,8 @@ class MountainCar:
 class MountainCarContinuous:
     """Drive an underpowered car out of a valley with a force in [-1, 1].
 
-    Moore 1990, as `MountainCar`. Reward 100 at the goal, less 0.1 force^2 for every step (of the force before
-    it is clipped, as in Gymnasium).
-
-    Args:
-        goal_velocity: smallest velocity with which the goal counts.
-        max_episode_timesteps: time limit.
+    Moore 1990, as `MountainCar`, also in the arguments. Reward 100 at the goal, less 0.1 force^2 for every
+    step (of the force before it is clipped, as in Gymnasium).
     """
 
     goal_velocity: float = 0.0

@@ -1,10 +1,9 @@
 """Functional environments of other libraries as native environments: Gymnasium's own, gymnax's and brax's.
 
-The libraries are imported when asked for. Their automatic resets and time limits are not used: the driver of
-`operant.envs.native.native_env` does both, so termination and truncation stay apart and the last observation
-of an episode is kept. Their code runs under JAX's default promotion rules, whatever the program has set. Keys
-may be of either kind (`jax.random.key` or `jax.random.PRNGKey`); foreign code gets the old kind, which all of
-it accepts.
+Their automatic resets and time limits are not used: the driver of `operant.envs.native.native_env` does both,
+so termination and truncation stay apart and the last observation of an episode is kept. Their code runs under
+JAX's default promotion rules, whatever the program has set, and gets the old kind of keys
+(`jax.random.PRNGKey`), which all of it accepts.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ from operant.types import Array, Arrays, Key, Tree
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adapter:
-    """What the adapters share.
-
-    Compared and hashed by identity: keep the object to share compiled programs.
-    """
+    """What the adapters share. Compared and hashed by identity: keep one to share compiled programs."""
 
     env: Any
     params: Any
@@ -116,10 +112,10 @@ class BraxEnv(Adapter):
 def from_functional(
     env: Any, *, params: Any = None, max_episode_timesteps: int | None = None
 ) -> FunctionalEnv:
-    """Adapt a functional environment of Gymnasium.
+    """Adapt a `FuncEnv` of Gymnasium, such as ``gymnasium.envs.phys2d.cartpole.CartPoleFunctional()``.
 
     Args:
-        env: a `FuncEnv`, such as ``gymnasium.envs.phys2d.cartpole.CartPoleFunctional()``.
+        env: the environment.
         params: its parameters; None: its default ones.
         max_episode_timesteps: time limit; a `FuncEnv` has none of its own.
 
@@ -167,7 +163,6 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
 
 
 def _changed(params: Any, changes: Mapping[str, Any]) -> Any:
-    """Return parameters of gymnax with some changed."""
     known = [field.name for field in dataclasses.fields(params)]
     for name, value in changes.items():
         if name not in known:
@@ -245,16 +240,12 @@ def _split(key: Key, n: int) -> list[Array]:
 
 
 def _strong(tree: Tree) -> Tree:
-    """Give every leaf a strong type: weakly typed Python numbers would adopt that of what they are
-    combined with.
-    """
+    """Give every leaf a strong type: weak ones of Python numbers would adopt that of what they meet."""
     return jax.tree.map(lambda x: x if _is_key(x) else jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def _lasting(state: Tree, follow: Callable[[Tree], Tree]) -> Tree:
-    """Give every leaf a type that it can keep: what begins as a whole number and becomes a float is a
-    float from the start.
-    """
+    """Give every leaf a type that it can keep: what becomes a float is a float from the start."""
     state, before = _strong(state), None
     while before != (types := [x.dtype for x in jax.tree.leaves(state)]):
         before, after = types, jax.eval_shape(follow, state)
@@ -265,7 +256,6 @@ def _lasting(state: Tree, follow: Callable[[Tree], Tree]) -> Tree:
 
 
 def _like(tree: Tree, old: Tree) -> Tree:
-    """Give every leaf the type it had before the step."""
     return jax.tree.map(lambda x, y: x if _is_key(y) else jnp.asarray(x, y.dtype), tree, old)
 
 
@@ -299,7 +289,6 @@ def _gymnasium_space(space: Any) -> Any:
 
 
 def _boxes(observation: Any) -> Any:
-    """Return the unbounded space of a brax observation."""
     from gymnasium import spaces
 
     if isinstance(observation, Mapping):

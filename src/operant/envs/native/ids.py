@@ -21,12 +21,7 @@ def is_native(name: object) -> bool:
 
 
 def make(name: str, /, **arguments: Any) -> NativeEnv:
-    """Make the JAX-native environment of an id (``jax:CartPole-v1``); loads JAX.
-
-    Raises:
-        SpecError: the id or an argument is unknown, or a value is of another kind than the argument's
-            default.
-    """
+    """Make the JAX-native environment of an id (``jax:CartPole-v1``); SpecError: a wrong argument."""
     maker = _maker(name)
     parameters = inspect.signature(maker).parameters
     names = parameters.keys() - {"max_episode_timesteps"}

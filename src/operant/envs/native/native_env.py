@@ -62,18 +62,12 @@ class NativeEnv(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TimeLimit:
-    """An environment with a time limit other than its own.
-
-    Args:
-        env: the environment.
-        max_episode_timesteps: steps after which episodes are truncated; None: never.
-    """
+    """An environment with another time limit than its own (None: never)."""
 
     env: NativeEnv
     max_episode_timesteps: int | None
 
     def __post_init__(self) -> None:
-        """Check the limit."""
         limit = whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
         object.__setattr__(self, "max_episode_timesteps", limit)
 
@@ -116,30 +110,17 @@ class NativeStep(NamedTuple):
 
 
 def start(env: NativeEnv, key: Key, n: int) -> NativeActors:
-    """Begin the streams of `n` actors.
-
-    Args:
-        env: the environment.
-        key: typed key of the whole run, to be given to every `step` too.
-        n: number of actors.
-    """
+    """Begin the streams of `n` actors under the key of the whole run, which every `step` gets too."""
     row = jnp.zeros((), jnp.uint32)
     state, observation = jax.vmap(env.reset)(_keys(key, _RESET, row, n))
     return NativeActors(state, observation, jnp.zeros(n, bool), jnp.zeros(n, jnp.int32), row + jnp.uint32(1))
 
 
 def step(env: NativeEnv, actors: NativeActors, actions: Arrays, key: Key) -> tuple[NativeActors, NativeStep]:
-    """Take one action of every actor, or reset those whose episode ended with the last row.
+    """Take one action (leaves `[N, ...]`) of every actor, or reset it if its last row ended an episode.
 
-    Args:
-        env: the environment.
-        actors: from `start` or the previous `step`.
-        actions: leaves `[N, ...]`.
-        key: the key that `start` had.
-
-    Returns:
-        The actors after the row, and the row. `truncated` is True where the time limit was reached without a
-        termination.
+    The key is the one that `start` had. Returns the actors after the row, and the row: `truncated` is True
+    where the time limit was reached without a termination.
     """
     ended, row = actors.ended, actors.row
     n = ended.shape[0]
@@ -172,7 +153,7 @@ def _keys(key: Key, purpose: int, row: Array, n: int) -> Key:
 
 
 def _select(mask: Array, new: Tree, old: Tree) -> Tree:
-    """Take `new` where `mask[N]` holds, else `old`, for leaves `[N, ...]` (arrays or typed keys)."""
+    """Take `new` where `mask[N]` holds, else `old`: leaves `[N, ...]`, arrays or typed keys."""
 
     def select(a: Array, b: Array) -> Array:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (a.ndim - 1)), a, b)

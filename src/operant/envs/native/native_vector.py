@@ -1,6 +1,4 @@
-"""JAX-native environments as a vector, stepped from the host, with the numbers of `native_env.start` and
-`step`.
-"""
+"""JAX-native environments as a vector stepped from the host; its numbers are those of `native_env.step`."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from operant.envs.native.native_env import NativeActors, NativeEnv, NativeStep
 from operant.envs.validation_errors import ObservationValidator, finite_error
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
 from operant.errors import SpaceError, whole
+from operant.spec.streams import Purpose
 from operant.types import Key, Tree
 
 _NEXT_RUN = 2
@@ -34,11 +33,7 @@ def _step(env: NativeEnv, actors: NativeActors, actions: Tree, key: Key) -> tupl
 class NativeVector(VectorEnv):
     """`num_envs` native environments as a vector on the host. Arrays that it returns are read-only views.
 
-    Args:
-        env: the environment.
-        num_envs: how many run side by side.
-        name: for messages.
-        key: typed key of the stream, used until `reset` is given a seed; None: the key of seed 0.
+    The stream is that of the `key` (None: of seed 0) until `reset` is given a seed.
     """
 
     mode = "jax"
@@ -50,7 +45,7 @@ class NativeVector(VectorEnv):
         self.spaces = env.spaces
         self.name = name
         self.max_episode_timesteps = env.max_episode_timesteps
-        self._key = jax.random.key(0) if key is None else key
+        self._key = _key_of(0) if key is None else key
         self._actors: NativeActors | None = None
         self._validator = ObservationValidator(self.spaces)
 
@@ -58,9 +53,8 @@ class NativeVector(VectorEnv):
         """Begin new episodes everywhere and return the first observations, leaves `[N, ...]`.
 
         Args:
-            seed: a seed below 2^31 begins the stream of ``jax.random.key(seed)``; a larger one, which JAX
-                would cut to 32 bits, that of a key of its own. None begins the stream of the key given at
-                construction, and at later calls a new one.
+            seed: root of the stream, of any size. None begins the stream of the key given at construction,
+                and at later calls a new one.
         """
         self._check_reset(seed)
         if seed is not None:
@@ -110,7 +104,8 @@ class NativeVector(VectorEnv):
 
 
 def _key_of(seed: int) -> Key:
+    """Return the key of the environments of a seed: as in a compiled run, apart from what an agent draws."""
     if seed < 2**31:
-        return jax.random.key(seed)
+        return jax.random.fold_in(jax.random.key(seed), Purpose.ENV)
     high, low = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-    return jax.random.fold_in(jax.random.key(low), high)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(low), high), Purpose.ENV)

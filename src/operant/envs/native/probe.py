@@ -41,19 +41,12 @@ class Probe(NativeEnv, Protocol):
     """A native environment with known answers. Observations may have any leading axes `...`."""
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
-        """Return the discounted return of the best policy from an observation onwards.
-
-        Args:
-            observation: of a row on which an action is taken.
-            gamma: discount factor.
-        """
+        """Return the discounted return of the best policy from an observation on which an action is taken."""
 
     def best_action(self, observation: Arrays, first: Arrays | None = None) -> Arrays:
-        """Return the best action (one of them, where all are alike).
+        """Return the best action (or one of several) on an observation.
 
-        Args:
-            observation: the one that the action responds to.
-            first: the first observation of the episode, which `probe/memory` needs and others ignore.
+        `first` is the first observation of the episode, which `probe/memory` needs and others ignore.
         """
 
 
@@ -73,7 +66,6 @@ def _sign(key: Key) -> Float[Array, " 1"]:
 
 
 def _near(action: Array, target: Array) -> Array:
-    """Pay 1 on the target and 0 half a unit away from it."""
     miss = action - target
     return 1.0 - 4.0 * miss * miss
 
@@ -94,17 +86,14 @@ class _OneAction:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """A vector of numbers in [-1, 1]; one action."""
         action = _BOUNDED if self.continuous else _ints(self._num_values)
         return Spaces.read(states=_floats(self._num_states), actions=action)
 
     def reset(self, key: Key) -> tuple[Any, Arrays]:
-        """Show 0."""
         state = jnp.zeros(1, jnp.float32)
         return state, {"state": state}
 
     def expected_value(self, observation: Arrays, gamma: float) -> Float[Array, "..."]:
-        """Return 1."""
         return jnp.ones_like(observation["state"][..., 0])
 
     def best_action(self, observation: Arrays, first: Arrays | None = None) -> Arrays:
@@ -173,10 +162,7 @@ class ActionRewardProbe(_OneAction):
 
 
 class ObservationActionProbe(_OneAction):
-    """One row; the action must have the sign of the observation (1 for 1, 0 for -1), or be half of it.
-
-    Value 1.
-    """
+    """One row. The action must have the observation's sign (1 for 1, 0 for -1), or be half of it. Value 1."""
 
     _num_values = 2
 
@@ -230,7 +216,6 @@ class MemoryProbe(_OneAction):
     _num_states = 2
 
     def __post_init__(self) -> None:
-        """Check the delay."""
         object.__setattr__(self, "delay", whole("delay", self.delay))
 
     def reset(self, key: Key) -> tuple[tuple[Array, Array], Arrays]:

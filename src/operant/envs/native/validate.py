@@ -1,8 +1,6 @@
-"""Check by shapes alone whether a user's JAX-native environment keeps to the protocol: it is traced, not
-compiled.
+"""Check by shapes alone, without compiling, whether a user's JAX-native environment keeps to the protocol.
 
-Without this, JAX would complain about the loop that the environment is compiled into, and name nothing of the
-user's.
+JAX would complain about the loop that it is compiled into, and name nothing of the user's.
 """
 
 from __future__ import annotations
@@ -35,21 +33,17 @@ class _Around:
 
     @property
     def spaces(self) -> Spaces:
-        """Those of the environment."""
         return self.env.spaces
 
     @property
     def max_episode_timesteps(self) -> int | None:
-        """That of the environment."""
         return self.env.max_episode_timesteps
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
-        """Begin an episode."""
         state, observation = self.env.reset(key)
         return self._state(state), self._observation(observation)
 
     def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
-        """Take one action."""
         following, stepped = self.env.step(state, self._action(action), key)
         observation = self._observation(stepped.observation)
         return self._state(following), TimeStep(observation, stepped.reward, stepped.terminated)
@@ -66,9 +60,7 @@ class _Around:
 
 @dataclasses.dataclass(frozen=True)
 class DtypeCast(_Around):
-    """An environment whose Python numbers, and numbers of a narrower type than declared, become arrays of
-    a fixed type.
-    """
+    """An environment whose Python numbers, and numbers of narrower types than declared, get a fixed type."""
 
     dtypes: tuple[Any, ...]
     """Of the leaves of its state."""
@@ -84,10 +76,7 @@ class DtypeCast(_Around):
 
 @dataclasses.dataclass(frozen=True)
 class DeclaredSpaces(_Around):
-    """An environment whose integers count from their `min_value`, as it declares them.
-
-    Algorithms count from 0.
-    """
+    """An environment whose integers count from their `min_value`, as it declares; algorithms count from 0."""
 
     def _action(self, action: Arrays) -> Arrays:
         leaves = self.spaces.actions.components
@@ -107,22 +96,16 @@ class DeclaredSpaces(_Around):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByIdentity(_Around):
-    """An environment that cannot be hashed, such as one with arrays: compiled programs belong to the
-    object.
-    """
+    """An environment that cannot be hashed (it holds arrays): compiled programs belong to the object."""
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether it is the same object."""
         return isinstance(other, ByIdentity) and other.env is self.env
 
     def __hash__(self) -> int:
-        """Return that of the object's identity."""
         return id(self.env)
 
 
 class _Form(NamedTuple):
-    """What a state is made of."""
-
     structure: Any
     places: tuple[str, ...]
     """Of its leaves: ``state['position']``."""
@@ -130,25 +113,17 @@ class _Form(NamedTuple):
 
 
 class _CallForm(NamedTuple):
-    """What one call returned."""
-
     state: _Form
     cast: bool
     """Whether a component of its observation has another type than declared, and must be cast to it."""
 
 
 def accepted(env: Any, name: str) -> Any:
-    """Return a JAX-native environment that drivers can compile: itself, or a wrapper that makes arrays of its
-    numbers.
-
-    Args:
-        env: the environment. One made from a JAX-native id is taken as it is.
-        name: for messages.
+    """Return an environment that drivers can compile: itself, or a wrapper that makes arrays of its numbers.
 
     Raises:
         SpecError: its spaces or its time limit are not declared as they must be.
-        EnvironmentError: `reset` or `step` fails, or returns something other than what the protocol or its
-            spaces say.
+        EnvironmentError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
     """
     if ids.is_native(name) or isinstance(env, _Around):
         return env
@@ -189,9 +164,7 @@ def accepted(env: Any, name: str) -> Any:
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:
-    """Warn if `step` does not use its action: `action == 1`, for example, compares a dict and is always
-    False.
-    """
+    """Warn if `step` does not use its action: `action == 1` compares a dict and is always False."""
     jaxpr = jax.make_jaxpr(env.step)(state, action, key).jaxpr
     first = len(jax.tree.leaves(state))
     read = {id(x) for equation in jaxpr.eqns for x in equation.invars} | {id(x) for x in jaxpr.outvars}
@@ -205,7 +178,6 @@ def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any],
 
 
 def _traced(env: Any, name: str, method: str, read: Callable[[Any], _CallForm], *arguments: Any) -> _CallForm:
-    """Call a method with shapes in place of arrays, and read what it returns."""
     results = []
 
     def call(*arguments: Any) -> None:
@@ -289,9 +261,7 @@ def _validate_observation(observation: Any, call: str, name: str, spaces: Spaces
 
 
 def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
-    """Tell whether values can safely be cast to the declared type: of a narrower kind or width, or weakly
-    typed.
-    """
+    """Tell whether values can be cast to the declared type: of a narrower kind or width, or weakly typed."""
     rank, declared = _rank(form.dtype), _rank(leaf.storage)
     if rank < 0 or rank > declared:
         return False
@@ -301,10 +271,7 @@ def _fits(form: jax.ShapeDtypeStruct, leaf: Leaf) -> bool:
 
 
 def _agreed(state: _Form, after: _Form, name: str) -> _Form:
-    """Return the form of the state on which `reset` and `step` agree.
-
-    Weakly typed Python numbers adopt the other's type.
-    """
+    """Return the form of the state on which `reset` and `step` agree; weak types adopt the other's."""
     if after.structure != state.structure:
         differences = [f"without {place}" for place in state.places if place not in after.places]
         differences += [f"with {place}" for place in after.places if place not in state.places]
@@ -328,7 +295,6 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
 
 
 def _yields(x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> bool:
-    """Tell whether a value is a weakly typed Python number that the other's type can hold."""
     return bool(x.weak_type) and _rank(x.dtype) <= _rank(y.dtype)
 
 
@@ -348,7 +314,6 @@ def _form(state: Any, call: str, name: str) -> _Form:
 
 
 def _array(value: Any) -> jax.ShapeDtypeStruct | None:
-    """Return shape and type of an array or a number; None if it is neither."""
     try:
         form = jax.typeof(value)
     except TypeError:
@@ -369,17 +334,12 @@ def _hashable(env: Any) -> bool:
 
 
 def _converts(env: Any) -> bool:
-    """Tell whether an environment counts from 0 whatever its spaces say: adapters of other libraries
-    convert by themselves.
-    """
+    """Tell whether it counts from 0 whatever its spaces say, as adapters of other libraries do."""
     return isinstance(env, Adapter) or (isinstance(env, TimeLimit) and _converts(env.env))
 
 
 def _from_zero(value: Any, leaf: Leaf) -> Any:
-    """Return declared integers as they are stored, counted from 0.
-
-    Anything else, or of another shape, as it is.
-    """
+    """Return declared integers as they are stored, from 0; anything else, or of another shape, as it is."""
     form = _array(value)
     if not leaf.has_offset or form is None or form.shape != leaf.shape or _rank(form.dtype) != 1:
         return value
@@ -391,10 +351,7 @@ def _as(x: Any, dtype: Any) -> Array:
 
 
 def _rank(dtype: Any) -> int:
-    """Return the rank of a type among booleans, whole numbers, floats and complex numbers.
-
-    -1: it is none of these.
-    """
+    """Return the rank of a type: boolean, whole number, float or complex number; else -1."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), -1)
 

@@ -1,8 +1,4 @@
-"""Environments elsewhere: in processes, and on other machines.
-
-`connect` is the entry point: it returns a connection (`operant.envs.connection`) for each environment,
-wherever it is.
-"""
+"""Environments elsewhere: in processes, and on other machines. `connect` is the entry point."""
 
 from __future__ import annotations
 
@@ -105,11 +101,7 @@ def connect(
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
-    """Refuse what the server decides on, with remote='socket-client'.
-
-    Raises:
-        UsageError: one of the options, by name, is not None.
-    """
+    """Refuse options (not None, by name) that the server decides on, with remote='socket-client'."""
     for name, value in options.items():
         if value is not None:
             raise UsageError(
@@ -119,7 +111,6 @@ def refuse_options(options: Mapping[str, Any]) -> None:
 
 
 def _local(sources: Sequence[EnvSpec], side_by_side: bool) -> list[Connection]:
-    """Make environments in this process."""
     source, n = sources[0], len(sources)
     owned = not source.is_object
     first = source.create()
@@ -200,10 +191,7 @@ def _reach(
 
 
 def _met(making: Iterable[Connection]) -> list[Connection]:
-    """Return connections once all of their environments are ready; they start side by side.
-
-    If one fails, all are closed.
-    """
+    """Return connections once all environments are ready, started side by side; if one fails, close all."""
     connections: list[Connection] = []
     try:
         connections.extend(making)
@@ -236,11 +224,7 @@ def credentials(
 
 
 def read_ports(port: Any) -> list[int]:
-    """Read one port, several in a list, or several separated by commas.
-
-    Raises:
-        SpecError: one is not a port.
-    """
+    """Read one port, several in a list, or several separated by commas; SpecError: one is not a port."""
     parts = port.split(",") if isinstance(port, str) else port if isinstance(port, list | tuple) else [port]
     ports: list[int] = []
     for part in parts:
@@ -254,7 +238,6 @@ def read_ports(port: Any) -> list[int]:
 
 
 def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str, int]]:
-    """Return host and port for each environment."""
     hosts = [part.strip() for part in host.split(",")] if isinstance(host, str) else list(host)
     ports = read_ports(port)
     if not hosts or not all(isinstance(one, str) and one for one in hosts):
@@ -274,7 +257,6 @@ def _addresses(host: Any, port: Any, num_parallel: int | None) -> list[tuple[str
 
 
 def _each(environment: Any, environments: Any) -> list[Any]:
-    """Return the one specification, or those of a list."""
     if (environment is None) == (environments is None):
         received = "none of them" if environment is None else "both"
         raise UsageError(f"Give either environment or environments. Received: {received}.")

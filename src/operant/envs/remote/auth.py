@@ -34,13 +34,7 @@ class RefusedError(Exception):
 
 
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
-    """Return the token given, else that of the file, else that of the variable `OPERANT_TOKEN`.
-
-    Empty if there is none.
-
-    Raises:
-        SpecError: it is too short, or others may read the file.
-    """
+    """Return the token given, or of the file, or of `OPERANT_TOKEN`; SpecError: too short, or not secret."""
     source = "token"
     if token is None and token_file is not None:
         source, token = f"The token in {str(token_file)!r}", _read_file(Path(token_file))
@@ -48,7 +42,10 @@ def read_token(token: str | None = None, token_file: str | Path | None = None) -
         source, token = f"The variable {VARIABLE}", os.environ[VARIABLE]
     if token is None:
         return b""
-    secret = token.strip().encode()
+    try:
+        secret = token.strip().encode()
+    except UnicodeEncodeError:  # bytes of a variable that are no UTF-8
+        raise SpecError(f"{source} must be UTF-8 text. Make one: {_RECIPE}") from None
     if len(secret) < _LEAST:  # the message does not show it
         raise SpecError(
             f"{source} must have at least {_LEAST} characters. Received: {len(secret)}. Make one: {_RECIPE}"
@@ -85,11 +82,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_reach(host: str, token: bytes, what: str) -> None:
-    """Refuse to connect beyond this machine without a token.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Refuse (UsageError) to connect beyond this machine without a token."""
     if not token and not is_loopback(host):
         raise UsageError(
             f"{what} {host!r} goes beyond this machine, and needs a token that both sides know: "
@@ -160,5 +153,4 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
 
 
 def _derive(token: bytes, role: bytes, server: bytes, client: bytes) -> bytes:
-    """Return HMAC-SHA256, keyed with the token, over the role, the version and both random numbers."""
     return hmac.digest(token, role + struct.pack("<H", VERSION) + server + client, hashlib.sha256)

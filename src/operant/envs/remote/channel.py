@@ -19,11 +19,7 @@ for as long."""
 
 
 class Channel:
-    """One end of a connection. No call takes longer than the seconds that it is given.
-
-    Args:
-        sock: a connected socket, which from now on belongs to the channel.
-    """
+    """One end of a connection; it owns its socket. No call takes longer than the seconds it is given."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -41,11 +37,7 @@ class Channel:
         self._poll.register(sock, select.POLLIN)
 
     def secure(self, context: ssl.SSLContext, seconds: float, host: str | None = None) -> None:
-        """Put TLS under the frames: as the server, or as the client of `host`.
-
-        Raises:
-            LostError: the other side closed the connection, is too slow, or is not who it claims to be.
-        """
+        """Put TLS under the frames, as the server or `host`'s client; LostError: the other side fails."""
         until = time.monotonic() + seconds
         try:
             wrapped = context.wrap_socket(
@@ -72,11 +64,7 @@ class Channel:
         self._frames.limit = size
 
     def send(self, kind: int, content: bytes = b"", *, seconds: float) -> None:
-        """Send a frame.
-
-        Raises:
-            LostError: the other side closed the connection, or does not read.
-        """
+        """Send a frame; LostError: the other side closed the connection, or does not read."""
         until = time.monotonic() + seconds
         rest = memoryview(frame(kind, content, self._mac))
         while rest:
@@ -104,7 +92,6 @@ class Channel:
         return True
 
     def _fill(self, until: float) -> bool:
-        """Read what there is; return False when the time is up."""
         while True:
             try:
                 count = self._sock.recv_into(self._frames.room())

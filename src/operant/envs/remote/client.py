@@ -30,14 +30,10 @@ class _BusyError(Exception):
 def reach(
     host: str, port: int, token: bytes, context: ssl.SSLContext | None, seconds: float
 ) -> tuple[Channel, EnvDescription]:
-    """Connect to a server, and learn of its environment.
+    """Connect to a server within so many seconds, and learn of its environment.
 
-    Args:
-        host: name or address of the server.
-        port: of the server.
-        token: the one that both sides know.
-        context: for TLS; None: without.
-        seconds: how long to try. A server that is not there yet, or is busy, is tried again.
+    A server that is not there yet, or is busy, is tried again. `token` is the one that both sides know,
+    `context` is for TLS.
 
     Raises:
         LostError: the server cannot be reached, or refuses.
@@ -81,17 +77,8 @@ def _greeted(
 class SocketConnection(RestartingConnection):
     """An environment at a server. If the connection is lost, it is made again, a bounded number of times.
 
-    Args:
-        host: name or address of the server.
-        port: of the server.
-        index: number of the environment, for messages.
-        limits: how long to wait for an answer and for the server, and how often to reach it again.
-        blocking: whether requests wait for their answers.
-        token: the one that both sides know; empty: none, for servers on this machine.
-        context: for TLS; None: without.
-
-    Raises:
-        UsageError: the server is on another machine, and there is no token.
+    Servers on other machines need the token that both sides know (UsageError); `context` is for TLS. The
+    other arguments are those of `RestartingConnection`.
     """
 
     def __init__(
@@ -171,12 +158,7 @@ class SocketConnection(RestartingConnection):
 
 
 def tls_context(certificate: str | None) -> ssl.SSLContext | None:
-    """Return the client's side of TLS: trusting a file of certificates, or ``'system'``, what the system
-    trusts; None: no TLS.
-
-    Raises:
-        SpecError: the file cannot be used.
-    """
+    """Return the client's TLS, trusting a file or ``'system'``; None: no TLS; SpecError: a useless file."""
     if certificate is None:
         return None
     try:

@@ -1,7 +1,6 @@
 """An environment in an actor of a Ray cluster, wherever Ray places it.
 
-What crosses the cluster is the content of the frames of `wire`, as bytes. Ray has its own transport, and its
-own rules for who may use it: see docs/cluster.md.
+What crosses the cluster is the content of the frames of `wire`, as bytes: see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ _LEAVE_SECONDS = 5.0
 class RayEnvActor:
     """The cluster's side: one environment in an actor. It imports neither JAX nor Keras.
 
-    Methods return kind and content of what would be a frame; errors, too, so that Ray need not send
-    exceptions.
+    Methods return kind and content of what would be a frame; errors, too, so that Ray sends no exceptions.
     """
 
     def make(self, literal: str) -> tuple[int, bytes]:
@@ -62,18 +60,9 @@ class RayEnvActor:
 
 
 class RayConnection(RestartingConnection):
-    """An environment in an actor of a Ray cluster.
+    """An environment in an actor of a Ray cluster; a lost actor is replaced. It starts at once; `meet` waits.
 
-    An actor that is lost, perhaps with its machine, is replaced by another.
-
-    It starts at once; `meet` waits for it.
-
-    Args:
-        source: the environment.
-        index: its number, for messages.
-        limits: how long to wait, and how often to replace the actor.
-        blocking: whether requests wait for their answers.
-        cpus: how many processors, or what share of one, the actor reserves.
+    The actor reserves `cpus` processors, or that share of one; for the others see `RestartingConnection`.
 
     Raises:
         SpecError: the environment cannot be sent.
@@ -155,7 +144,6 @@ class RayConnection(RestartingConnection):
             raise LostError(f"sent {error}") from None
 
     def _is_made(self, seconds: float) -> bool:
-        """Tell whether a replacement is ready, after waiting for at most `seconds`."""
         if self._description_reply is not None:
             reply = self._wait(self._description_reply, seconds)
             if reply is None:
@@ -167,7 +155,7 @@ class RayConnection(RestartingConnection):
 
     @staticmethod
     def _wait(reply: Any, seconds: float) -> tuple[int, bytes] | None:
-        """Return what a call of the actor returned, or None if it is not there within `seconds`."""
+        """Return what a call of the actor returned; None if it is not there in time."""
         import ray
 
         try:
@@ -197,11 +185,7 @@ def _content(reply: tuple[int, bytes]) -> memoryview:
 
 
 def sendable(source: EnvSpec) -> str:
-    """Return an environment as text that another machine understands.
-
-    Raises:
-        SpecError: it cannot be sent, or is defined where other machines cannot import it.
-    """
+    """Return an environment as text; SpecError: it cannot be sent, or other machines cannot import it."""
     literal = source.literal()
     if "__main__:" in literal:
         raise SpecError(
@@ -212,14 +196,9 @@ def sendable(source: EnvSpec) -> str:
 
 
 def join(host: Any = None, port: Any = None) -> None:
-    """Join a Ray cluster, unless this process has: at this address, or that of `RAY_ADDRESS`, or a new one
-    here.
+    """Join a Ray cluster (at this address, or `RAY_ADDRESS`, or a new one here), unless this process has.
 
     The process stays connected until it ends, or calls ``ray.shutdown()``.
-
-    Args:
-        host: name or address of the cluster's head.
-        port: of the head (default: `PORT`).
 
     Raises:
         UsageError: Ray is not installed, or cannot be joined.
@@ -251,9 +230,7 @@ def join(host: Any = None, port: Any = None) -> None:
 
 
 def share(count: int) -> float:
-    """Return how many processors each of `count` environments may reserve: one, or the largest share that
-    all can have.
-    """
+    """Return how many processors each of `count` environments may reserve: at most one, so that all fit."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -261,9 +238,7 @@ def share(count: int) -> float:
 
 
 def equal_share(cpus: Sequence[float], count: int) -> float:
-    """Return the largest share of a processor, at most one, of which `count` fit on machines with `cpus`
-    processors each.
-    """
+    """Return the largest share of a processor, at most one, of which `count` fit on such machines."""
     shares = {
         min(1.0, int(each / k * 1e4) / 1e4) for each in cpus for k in range(1, count + 1)
     }  # Ray counts in 1e-4
@@ -272,9 +247,7 @@ def equal_share(cpus: Sequence[float], count: int) -> float:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep Ray from replacing the SIGTERM handler, passing secrets to its processes, and causing needless
-    warnings.
-    """
+    """Keep Ray from replacing the SIGTERM handler, passing on secrets, and warning needlessly."""
     hidden = {name: os.environ.pop(name) for name in SECRET if name in os.environ}
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if main else None

@@ -21,18 +21,9 @@ from operant.spec.spaces import Spaces
 
 
 class ProcessConnection(RestartingConnection):
-    """An environment in a process of its own. The process imports neither JAX nor Keras.
+    """An environment in a process of its own, without JAX and Keras. It starts at once; `meet` waits for it.
 
-    It starts at once; `meet` waits for it.
-
-    Args:
-        source: the environment.
-        index: its number, for messages.
-        limits: how long to wait, and how often to replace the process.
-        blocking: whether requests wait for their answers.
-
-    Raises:
-        SpecError: the environment cannot be sent.
+    For the arguments see `RestartingConnection`; SpecError: the environment cannot be sent.
     """
 
     def __init__(self, source: EnvSpec, index: int, limits: ConnectionLimits, blocking: bool = False) -> None:

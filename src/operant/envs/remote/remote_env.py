@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Any
 
 from operant.envs.connection import Answer, Connection
@@ -11,8 +10,7 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import SpacesEnv
 from operant.envs.remote import read_ports
 from operant.errors import UsageError
-
-_log = logging.getLogger("operant")
+from operant.tracking.console import say
 
 
 class RemoteEnv(SpacesEnv):
@@ -46,10 +44,7 @@ class RemoteEnv(SpacesEnv):
         return answer.states if self.num_actors() == 1 else (answer.parallel, answer.states)
 
     def execute(self, actions: Any) -> tuple[Any, ...]:
-        """Take a step and wait for its result.
-
-        If the environment was lost, that is terminal 2 with the last states.
-        """
+        """Take a step and wait for its result; terminal 2 with the last states if it was lost."""
         self.connection.send_execute(actions)
         answer: Answer = self.connection.receive()
         if self.num_actors() == 1:
@@ -72,6 +67,6 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
 
     ports = [PORT] if port is None else read_ports(port)
     with Server(source, "127.0.0.1" if host is None else host, ports, token=read_token()) as server:
-        _log.info("Serving %s.", server)
+        say(f"Serving {server}")
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()

@@ -1,6 +1,4 @@
-"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut (terminal
-2).
-"""
+"""A connection whose other side may be lost: it is replaced, and its running episode ends as cut."""
 
 from __future__ import annotations
 
@@ -103,11 +101,7 @@ class RestartingConnection(abc.ABC):
 
     @abc.abstractmethod
     def _introduction(self) -> EnvDescription:
-        """Wait for what the other side tells of its environment.
-
-        Raises:
-            LostError: it cannot be reached, or is not ready in time.
-        """
+        """Wait for what the other side tells of its environment; LostError: it is not there in time."""
 
     def forgive(self) -> None:
         """Reset the count of restarts, for the next user."""
@@ -138,20 +132,11 @@ class RestartingConnection(abc.ABC):
 
     @abc.abstractmethod
     def _arrived(self, seconds: float) -> bool:
-        """Wait for at most `seconds` until there is something to read; return whether there is.
-
-        Raises:
-            LostError: the other side is gone, or sent something that makes no sense.
-        """
+        """Tell, within `seconds`, whether there is something to read; LostError: the other side is gone."""
 
     @abc.abstractmethod
     def _read(self) -> tuple[Answer, float | None] | None:
-        """Return the answer that has arrived and the environment's own return, or None if it was something
-        else.
-
-        Raises:
-            LostError: the other side is gone, or sent something that makes no sense.
-        """
+        """Return the answer that has arrived and the environment's own return; None: something else came."""
 
     def send_reset(self, seed: int | None = None) -> None:
         """Ask for an episode."""
@@ -202,7 +187,6 @@ class RestartingConnection(abc.ABC):
             self.ready(_FOREVER)
 
     def _attempt(self) -> None:
-        """Send the request, after opening a new other side if the last one was lost."""
         if self._is_lost:
             self._open()
             self._is_lost, self._is_new = False, True
@@ -210,12 +194,10 @@ class RestartingConnection(abc.ABC):
         self._ask(self._request)
 
     def _seconds(self) -> float:
-        """Return how long an answer may take."""
         seconds = self._limits.timeout_seconds
         return max(seconds, self._limits.start_seconds) if self._is_new else seconds
 
     def _replace(self, lost: LostError) -> None:
-        """Handle the loss of the other side: end the episode, or, for a reset, ask the replacement."""
         if not self._is_open:  # closed from another thread: no replacement is needed
             self._error = EnvironmentError(f"{self.where} was closed.")
             return
@@ -239,7 +221,6 @@ class RestartingConnection(abc.ABC):
                 lost = again
 
     def _cut(self, lost: str) -> Answer:
-        """Return the answer to a step whose other side was lost."""
         if self.num_actors == 1:
             return Answer(self._last, 2, 0.0, lost=lost)
         n = len(self._actors)
@@ -247,10 +228,7 @@ class RestartingConnection(abc.ABC):
         return Answer(last, np.full(n, 2), np.zeros(n), np.zeros(0, np.int64), lost=lost)
 
     def ready(self, seconds: float = 0.0) -> bool:
-        """Tell whether the answer is there, after waiting for at most `seconds`.
-
-        Also true if the environment is lost for good, for which `receive` raises.
-        """
+        """Tell whether, within `seconds`, the answer is there or the environment lost for good."""
         until = time.monotonic() + seconds
         while self._is_pending and self._answer is None and self._error is None:
             now = time.monotonic()
@@ -294,9 +272,7 @@ class RestartingConnection(abc.ABC):
         return answer
 
     def forget(self) -> None:
-        """Discard the answer that an interrupted call left open, if there is one.
-
-        The next request begins an episode.
+        """Discard the answer that an interrupted call left open, if any; the next request begins an episode.
 
         Raises:
             EnvironmentError: the environment was lost too often; it is closed.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from operant.errors import SpecError
 from operant.spec import Config, option
+from operant.tracking.console import say
 
 if TYPE_CHECKING:
     from operant.envs.remote.server import Server
@@ -93,22 +94,14 @@ def start(config: ServeConfig) -> Server:
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until interrupted or terminated, or until `sessions` clients have left.
-
-    Raises:
-        OperantError: see `start`.
-    """
+    """Serve until interrupted, terminated, or left by `sessions` clients; OperantError: see `start`."""
     before: Any = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with start(config) as server:
             if not config.quiet:
-                guard = "clients must know the token" if server.is_guarded else "no token"
-                print(
-                    f"Serving {server} at {config.host} ({guard}, {'TLS' if config.key else 'no TLS'})",
-                    flush=True,
-                )
+                say(f"Serving {server}")
             server.wait()
     except KeyboardInterrupt:
         pass

@@ -28,10 +28,8 @@ from operant.errors import EnvironmentError, SpecError
 PORT = 65432
 """Where a server listens by default."""
 _MOST_GREETINGS = 64
-"""How many clients may be greeted at once.
-
-More are turned away, so that they cannot use up threads and memory.
-"""
+"""How many clients may be greeted at once. More are turned away, so that they cannot use up threads and
+memory."""
 _SEND_SECONDS = 30.0
 _LEAVE_SECONDS = 1.0
 _log = logging.getLogger("operant")
@@ -56,8 +54,7 @@ class Server:
         num_envs: environments for each port; that many clients can be served at once.
         token: what clients must know; empty: whoever reaches the port is served.
         context: for TLS; None: without.
-        limits: of the environments, which run in processes of their own.
-        timeouts: of clients.
+        limits, timeouts: of the environments, and of clients.
         sessions: the server ends when this many clients have left; None: it does not.
         processes: whether environments run in processes of their own.
 
@@ -81,7 +78,7 @@ class Server:
         processes: bool = True,
     ) -> None:
         check_reach(host, token, "Serving at")
-        self._source, self._token, self._context = source, token, context
+        self.host, self._source, self._token, self._context = host, source, token, context
         self._limits, self._timeouts, self._processes = limits, timeouts, processes
         self._remaining_sessions = sessions
         self._ended = threading.Event()
@@ -154,15 +151,12 @@ class Server:
             return ProcessConnection(self._source, index, self._limits)
         return LocalConnection(self._source.create())
 
-    @property
-    def is_guarded(self) -> bool:
-        """Whether clients must know a token."""
-        return bool(self._token)
-
     def __str__(self) -> str:
+        guard = "clients must know the token" if self._token else "no token"
         return (
             f"{len(self._environments)} x {self._environments[0].name} on port "
-            f"{', '.join(map(str, self.ports))}"
+            f"{', '.join(map(str, self.ports))} at {self.host} "
+            f"({guard}, {'no TLS' if self._context is None else 'TLS'})"
         )
 
     def wait(self) -> None:
@@ -226,7 +220,6 @@ class Server:
                     self._reject(address, str(error))
 
     def _client(self, sock: socket.socket, address: object) -> None:
-        """Greet one client and serve it."""
         greeting = True
         channel: Channel | None = None
         try:
@@ -304,15 +297,11 @@ class Server:
             self._free.put(index)
 
     def _turn_away(self, channel: Channel, reason: str) -> None:
-        """Tell a client that there is no environment for it now; it will try again."""
         channel.send(wire.FAULT, wire.pack_fault("Busy", reason, ""), seconds=_SEND_SECONDS)
         self._reject("that is known", reason)
 
     def _renew(self, index: int) -> str:
-        """Replace an environment that failed for good.
-
-        Return why that is not possible now, or an empty string.
-        """
+        """Replace an environment that failed for good; return why that is not possible now, or nothing."""
         try:
             self._environments[index].close()
             new = self._environments[index] = self._start(index)
@@ -325,8 +314,6 @@ class Server:
 
 
 class _Session:
-    """One client's use of one environment."""
-
     def __init__(self, channel: Channel, service: Service, described: bytes, timeouts: Timeouts) -> None:
         self._channel, self._service = channel, service
         self._described, self._timeouts = described, timeouts
@@ -351,17 +338,12 @@ class _Session:
 
 
 def _tell(channel: Channel, error: Exception) -> None:
-    """Send an error to the client, if it still listens."""
     with contextlib.suppress(LostError):
         channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """Return the server's side of TLS for files of a certificate chain and its key; None if neither is given.
-
-    Raises:
-        SpecError: one is missing, or they cannot be used.
-    """
+    """Return the server's TLS for a certificate chain and its key, if given; SpecError: they are no use."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -13,12 +13,7 @@ from operant.errors import OperantError
 
 
 class Service:
-    """The served side of one environment: contents of requests in, contents of answers out.
-
-    Args:
-        environment: the one that is served.
-        schema: of its frames, if others share it.
-    """
+    """The served side of one environment: contents of requests in, contents of answers out."""
 
     def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
         self._environment = environment

@@ -62,9 +62,7 @@ class WireError(Exception):
 
 
 class MAC:
-    """The tags of the frames in one direction: each includes the frame's number, so that no frame can be
-    replayed.
-    """
+    """The tags of the frames in one direction: each covers the frame's number, so none can be replayed."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod=hashlib.sha256)
@@ -92,8 +90,7 @@ def frame(kind: int, content: bytes = b"", mac: MAC | None = None) -> bytes:
 class Frames:
     """Takes bytes as they arrive, in pieces of any size, and returns whole frames.
 
-    Args:
-        limit: the longest frame that is accepted, in bytes after its length. Nothing longer is ever stored.
+    Frames are at most `limit` bytes after their length: nothing longer is ever stored.
     """
 
     def __init__(self, limit: int) -> None:
@@ -129,8 +126,7 @@ class Frames:
         return length
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called, or None if it is not
-        complete.
+        """Return kind and content of the next frame, valid until `room` is called; None if incomplete.
 
         Raises:
             WireError: it is too long or too short, or its tag is wrong.
@@ -153,9 +149,7 @@ class Frames:
 class Schema:
     """What the frames of one environment hold, derived from its spaces and so equal on both sides.
 
-    Args:
-        spaces: of the environment.
-        num_actors: the most rows of actions and of answers.
+    At most `num_actors` rows are in actions and in answers.
 
     Raises:
         SpecError: its frames would be too long.
@@ -174,29 +168,18 @@ class Schema:
             )
 
     def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:
-        """Return kind and content of the frame for a seed, to begin an episode, or for actions.
-
-        And how many actors act.
-        """
+        """Return kind, content and actors of the frame for a seed, to begin an episode, or for actions."""
         if not isinstance(request, dict):
             return RESET, pack_seed(request), 0
         acted = 1 if self.num_actors == 1 else len(next(iter(request.values())))
         return STEP, self.pack_actions(request), acted
 
     def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
-        """Return the content of STEP.
-
-        Actions are as stored, with a leading axis if there are several actors.
-        """
+        """Return the content of STEP for actions as stored, with a leading axis for several actors."""
         return _pack(self.action, flat)
 
     def unpack_actions(self, content: memoryview, rows: int) -> Any:
-        """Return actions in the user's structure.
-
-        Raises:
-            WireError: the size is wrong.
-            SpaceError: an action is not in the space.
-        """
+        """Return actions in the user's structure; WireError: of another size; SpaceError: not legal."""
         if len(content) != rows * _row_bytes(self.action):
             raise WireError(f"{len(content)} bytes of actions instead of {rows * _row_bytes(self.action)}")
         flat: dict[str, Any] = _unpack(self.action, content, rows)
@@ -231,11 +214,7 @@ class Schema:
         return b"".join((*parts, lost))
 
     def unpack_answer(self, content: memoryview, acted: int) -> tuple[Answer, float | None]:
-        """Return the answer, and the environment's own return; `acted` is how many actors acted.
-
-        Raises:
-            WireError: it is not an answer of this environment.
-        """
+        """Return the answer of `acted` actors, and the environment's own return; WireError: it is none."""
         if len(content) < _ANSWER.size:
             raise WireError("an answer without its numbers")
         seconds, episode_return, n, rows, text = _ANSWER.unpack_from(content)
@@ -311,11 +290,7 @@ def pack_description(description: EnvDescription) -> bytes:
 
 
 def unpack_description(content: memoryview) -> EnvDescription:
-    """Read DESCRIPTION.
-
-    Raises:
-        WireError: it does not describe an environment.
-    """
+    """Read DESCRIPTION; WireError: it does not describe an environment."""
     try:
         data = json.loads(bytes(content))
         if (entries := _entries(data)) > MOST_BYTES:  # before arrays are made from the bounds
@@ -358,12 +333,7 @@ def unpack_fault(content: memoryview) -> tuple[str, str, str]:
 
 
 def printable(text: str, also: str = "") -> str:
-    """Return a text from the other side without characters that could control a terminal.
-
-    Args:
-        text: any.
-        also: characters to keep all the same.
-    """
+    """Return a text from the other side without characters that control a terminal, except those `also`."""
     return "".join(c for c in text if c.isprintable() or c in also)
 
 
@@ -372,7 +342,6 @@ def _count(value: Any) -> bool:
 
 
 def _entries(spec: Any) -> int:
-    """Count the entries of the components in a specification that is not yet checked."""
     if not isinstance(spec, dict):
         return 0
     shape = spec.get("shape", 0)

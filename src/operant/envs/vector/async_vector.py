@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.validation_errors import Check
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
 from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
 from operant.envs.workers.restarts import LostError, RestartPolicy
@@ -34,8 +34,6 @@ _REMEDY = (
 
 
 class _VectorWorker(Worker):
-    """A worker with its share of the environments."""
-
     def __init__(
         self, index: int, rows: slice, begin: Mapping[str, Any], descriptor: int, max_restarts: int
     ) -> None:
@@ -53,27 +51,16 @@ class _VectorWorker(Worker):
         """Whether it was lost through no fault of its environments."""
 
     def lose(self, lost: LostError) -> None:
-        """Kill the process: an answer that comes too late would be taken for the answer to the next
-        message.
-        """
+        """Kill the process: a late answer would be taken for that to the next message."""
         self.lost = lost
         self.kill()
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Environments in worker processes.
+    """Environments in worker processes; for the arguments see `vector.create`.
 
     A worker that dies or does not answer in time is replaced: the episodes of its environments end as
     truncated, with the last observation known; `restarts` counts it.
-
-    Args:
-        sources: the environments.
-        check: see `vector.create`.
-        num_workers: processes; None: one per processor.
-        timeout_seconds: how long a step of a worker's environments may take.
-        max_restarts: how often a worker may be replaced without an episode of each of its environments ending
-            in between.
-        info_keywords: names in `info` whose values at the end of episodes are recorded.
 
     Raises:
         SpecError: an environment cannot be sent, or cannot be made.
@@ -124,7 +111,6 @@ class AsyncVectorEnv(VectorEnv):
             raise
 
     def _meet(self, descriptor: int, info_keywords: Sequence[str]) -> None:
-        """Learn the spaces from the workers, and share memory for them."""
         specs, limits, preprocessed, lives = zip(*map(self._introduction, self._workers), strict=True)
         for i, spec in enumerate(specs):
             if spec != specs[0]:
@@ -196,8 +182,7 @@ class AsyncVectorEnv(VectorEnv):
         return step._replace(observation=dict(observation))
 
     def _cut(self, rows: slice, unanswered: Any) -> None:
-        """Write what follows an action that a lost worker did not answer: truncation, at the last
-        observation.
+        """Write truncation at the last observation where a lost worker owes an answer.
 
         Where the action was to be ignored, the observation is that of the replacement's reset.
         """
@@ -212,7 +197,6 @@ class AsyncVectorEnv(VectorEnv):
     def _call(
         self, message: bytes, workers: Sequence[_VectorWorker]
     ) -> list[tuple[_VectorWorker, LostError]]:
-        """Send a message to workers and wait for all; return those that are lost, and why."""
         error: OperantError | None = None
         waiting = list(workers)
         try:
@@ -222,6 +206,7 @@ class AsyncVectorEnv(VectorEnv):
             for worker in workers:
                 try:
                     if worker.lost is None:
+                        self._await(worker, deadline)
                         worker.receive(deadline, self._timeout)
                 except LostError as lost:
                     worker.lose(lost)
@@ -234,6 +219,16 @@ class AsyncVectorEnv(VectorEnv):
         if error is not None:
             raise error
         return [(worker, worker.lost) for worker in workers if worker.lost is not None]
+
+    def _await(self, worker: _VectorWorker, deadline: float) -> None:
+        """Wait for an answer, in pieces, as the end of the run may be asked for meanwhile.
+
+        Raises:
+            AbandonedError: it waits no longer.
+        """
+        while not worker.poll(min(1.0, left := deadline - time.monotonic())) and left > 1.0:
+            if time.perf_counter() >= self.deadline:
+                raise AbandonedError
 
     def _interrupt(self, workers: Sequence[_VectorWorker]) -> None:
         """End workers whose answers nobody awaits any more; `reset` replaces them."""
@@ -263,9 +258,7 @@ class AsyncVectorEnv(VectorEnv):
                 raise
 
     def _restart(self, worker: _VectorWorker, due: list[int]) -> None:
-        """Begin episodes in a new worker: in the environments in `due` with this row, in others with the
-        next.
-        """
+        """Begin episodes in a new worker: in the environments in `due` with this row, else with the next."""
         seed = None if self._seed is None else seed_of(self._seed, self.num_envs + self.restarts)
         while losses := self._call(RESTART + repr((seed, due)).encode(), [worker]):
             self._replace(worker, losses[0][1])

@@ -1,7 +1,5 @@
 """Vectors of environments: several side by side, stepped in one call, with next-step autoreset.
 
-`vector.create` makes them.
-
 In the row after the last one of an episode, the environment's action is ignored, it is reset, and it answers
 with the first observation, reward 0 and both flags False. That is the stream of `operant.types`.
 """
@@ -9,6 +7,7 @@ with the first observation, reward 0 and both flags False. That is the stream of
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -34,10 +33,12 @@ class VectorStep(NamedTuple):
     """bool `[N]`: the episode was cut, for example by a time limit."""
 
 
+class AbandonedError(Exception):
+    """What takes longer than the end of a run may wait is given up."""
+
+
 class EpisodeScore(NamedTuple):
-    """What reports count for one step where training sees something else: clipped rewards, or lives as
-    episodes.
-    """
+    """What reports count where training sees something else: clipped rewards, lives as episodes."""
 
     score: np.ndarray
     """float32 `[N]`: rewards as the game gave them."""
@@ -57,13 +58,13 @@ class VectorEnv(abc.ABC):
     why: str = ""
     """Why it runs so."""
     max_episode_timesteps: int | None = None
+    deadline: float = math.inf
+    """Time (`time.perf_counter`) from which no answer is waited for, where that can be ended."""
     restarts: int = 0
     """Workers that died and were replaced."""
     lost: np.ndarray | None = None
     """bool `[N]`: environments that were lost before they answered the last action, which cut their episodes.
-
-    None: none were.
-    """
+    None: none were."""
     game: EpisodeScore | None = None
     """Of the last step, for reports; None: they use its reward and flags."""
     preprocessed: bool = False
@@ -78,26 +79,20 @@ class VectorEnv(abc.ABC):
 
     @property
     def codec(self) -> Codec | None:
-        """Converts between values of Gymnasium's environments and components.
-
-        None: the environments are not Gymnasium's.
-        """
+        """Converts between values of Gymnasium and components; None: the environments are not Gymnasium's."""
         return None
 
     @abc.abstractmethod
     def reset(self, seed: int | None = None) -> Flat:
         """Begin an episode everywhere and return the first observations, leaves `[N, ...]`.
 
-        Args:
-            seed: root of the environments' seeds, which all differ; None: their random generators continue.
+        `seed` is the root of the environments' seeds, which all differ; None: their random generators
+        continue.
         """
 
     @abc.abstractmethod
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
-        """Take one action everywhere; environments whose last row ended an episode are reset instead.
-
-        Args:
-            actions: flat components as stored, leaves `[N, ...]`.
+        """Take one action everywhere (leaves `[N, ...]`, as stored), or reset where the last row ended one.
 
         Raises:
             EnvironmentError: an environment raised, or broke its contract; names which one.

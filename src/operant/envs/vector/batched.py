@@ -1,7 +1,4 @@
-"""Environments that are vectors by nature (Gymnasium's vectorised forms, JAX-native ones).
-
-A vector of one as `Environment`.
-"""
+"""Environments that are vectors by nature: Gymnasium's vectorised forms, JAX-native ones, a vector of one."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from operant.envs.validation_errors import (
     Check,
     ObservationValidator,
     brief,
+    close,
     finite_error,
     flag_error,
     raised_at,
@@ -32,7 +30,7 @@ _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 
 
 class GymnasiumVector(VectorEnv):
-    """A Gymnasium vector with next-step autoreset.
+    """A Gymnasium vector with next-step autoreset, which enforces the time limit `limit`.
 
     Args:
         vector: the vector.
@@ -40,8 +38,7 @@ class GymnasiumVector(VectorEnv):
         limit: the time limit that it enforces.
         check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         copy: whether the vector may write again to arrays that it has returned, which are then copied.
-        frames: how many successive frames image observations hold in their last axis; None: they are not
-            stacks.
+        frames: how many frames image observations hold in their last axis; None: they are not stacks.
         info_keywords: names in `info` whose values at the end of episodes are recorded.
     """
 
@@ -113,7 +110,6 @@ class GymnasiumVector(VectorEnv):
         return np.asarray(flags, np.bool_)
 
     def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Return what a method of the vector answers."""
         try:
             return getattr(self._vector, name)(*arguments, **named)
         except Exception as error:
@@ -125,8 +121,7 @@ class GymnasiumVector(VectorEnv):
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
         """Return the values to record of the environments whose episodes ended.
 
-        A vector's info has arrays, and masks under `_name`; that of Gymnasium's `DictInfoToList` is a list of
-        dicts.
+        A vector's info has arrays, and masks under `_name`; that of `DictInfoToList` is a list of dicts.
         """
         values = self._infos.blank()
         for i in np.flatnonzero(self._ended).tolist() if values else ():
@@ -137,7 +132,6 @@ class GymnasiumVector(VectorEnv):
         return values
 
     def _info_of(self, info: Mapping[str, Any], i: int) -> dict[str, Any]:
-        """Return the info of one environment, dicts in it included."""
         return {
             name: self._info_of(values, i) if isinstance(values, Mapping) else values[i]
             for name, values in info.items()
@@ -150,7 +144,7 @@ class GymnasiumVector(VectorEnv):
         """Close the environments."""
         if self._is_open:
             self._is_open = False
-            self._vector.close()
+            close(self._vector)
 
     def _read(self, observation: Any, call: str, ended: tuple[Any, ...] = ()) -> Flat:
         try:

@@ -32,19 +32,15 @@ PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker
 takes tens of microseconds, and every step waits for the slowest worker."""
 OWN_VECTOR_PAYS_FROM = 6
-"""Number of environments from which Gymnasium's own vectorised form is used.
-
-NumPy's calls cost the same for one
-environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment. The
-number is fixed, not measured by each run: the two draw different random numbers, and a seed must give the
+"""Number of environments from which Gymnasium's own vectorised form is used. NumPy's calls cost the same for
+one environment as for many: CartPole's vectorised form takes 45 µs a step, a loop 7 µs for each environment.
+The number is fixed, not measured by each run: the two draw different random numbers, and a seed must give the
 same run every time."""
 LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
 
 class _Reads(NamedTuple):
-    """What is read of the environments' answers; see `create`."""
-
     check: Check
     info_keywords: tuple[str, ...]
     lives: bool
@@ -157,12 +153,7 @@ def create(
 
 
 def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> None:
-    """Refuse environments reached by a connection (`Environment.create(remote=...)`): their `info` stays
-    where they are.
-
-    Raises:
-        SpecError: naming the first.
-    """
+    """Refuse environments reached by a connection, naming the first: their `info` stays where they are."""
     for env in environments if keywords else ():
         if isinstance(env, ValidatedEnv) and isinstance(env.environment, RemoteEnv):
             raise SpecError(
@@ -173,7 +164,6 @@ def refuse_elsewhere(keywords: Sequence[str], environments: Iterable[Any]) -> No
 
 
 def _as_it_is(vector: VectorEnv, num_envs: int | None, requested: Mapping[str, Any]) -> VectorEnv:
-    """Return a vector that `create` made before, if nothing about it is to change."""
     expect_count("num_envs", num_envs, vector.num_envs, "the vector")
     for name, value in requested.items():
         if value and value != "auto":
@@ -194,8 +184,8 @@ def _make(
 ) -> VectorEnv:
     """Return the environment's own vectorised form, or make a vector in the given mode.
 
-    `native_vector` is that form, or why there is none; `obstacle` is why the environments must run
-    in this process, or empty.
+    `native_vector` is that form or why there is none, `obstacle` why the environments must run here, or
+    empty.
     """
     if isinstance(native_vector, VectorEnv):
         return native_vector
@@ -211,7 +201,6 @@ def _make(
 
 
 def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
-    """Make the environment's own vectorised form; or return in words why there is none."""
     if source.is_vector:
         return _given_vector(source, reads)
     if source.is_native:
@@ -231,7 +220,6 @@ def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> Ve
 
 
 def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
-    """Make Gymnasium's own vectorised form of an id, or return a sentence that says why there is none."""
     spec = source.target
     if not isinstance(spec, GymnasiumSpec):
         return "only ids of Gymnasium have vectorised forms"
@@ -285,10 +273,7 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
 
 
 def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
-    """Return how many environments a specification stands for, and what fixes that.
-
-    None: as many as are asked for.
-    """
+    """Return how many environments a specification stands for (None: any number), and what fixes that."""
     if source.is_vector:
         return int(source.target.num_envs), "the vector"
     return 1 if source.is_object and not source.is_native else None, "the object"
@@ -350,10 +335,7 @@ def _obstacle(sources: Sequence[EnvSpec]) -> str:
 
 
 def step_seconds(vector: VectorEnv) -> float:
-    """Return the median seconds of one `step` under random actions, measured for about 20 ms.
-
-    At least three steps are timed, so that one during which the machine was busy does not decide.
-    """
+    """Return the median seconds of a `step` under random actions: at least three, for about 20 ms."""
     generator = np.random.default_rng(0)
     observation = vector.reset()  # without a seed, which would stay: this environment is used afterwards
     times: list[float] = []
@@ -373,16 +355,10 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def expect_count(argument: str, requested: int | None, fixed: int | None, what: str) -> int:
-    """Return how many environments there are to be.
-
-    Args:
-        argument: name of the argument, for the message.
-        requested: how many are asked for; None: as many as there are, or one.
-        fixed: how many there are; None: as many as are asked for.
-        what: what fixes that, for the message.
+    """Return how many environments there are to be: as `requested`, or else as many as there are, or one.
 
     Raises:
-        SpecError: another number is asked for.
+        SpecError: another number than the `fixed` one is asked for; names the `argument` and `what` fixes it.
     """
     requested = whole(argument, requested, optional=True)
     if requested is None:

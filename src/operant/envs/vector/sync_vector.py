@@ -84,7 +84,6 @@ class EnvironmentSubEnv:
 
     @property
     def _restarts(self) -> int:
-        """How often a remote environment was lost and replaced."""
         return getattr(self._connection, "restarts", 0)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
@@ -142,14 +141,9 @@ def _warn_of_statistics(env: gymnasium.Env, name: str) -> None:
 
 
 class SyncVectorEnv(VectorEnv):
-    """Environments stepped one after the other.
+    """Environments stepped one after the other; for the arguments see `vector.create`.
 
-    Args:
-        envs: the environments.
-        name: for messages.
-        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
-        offset: number of the first environment: seeds and messages count from it.
-        info_keywords: names in `info` whose values at the end of episodes are recorded.
+    `offset` is the number of the first environment: seeds and messages count from it.
 
     Raises:
         UsageError: the environments' spaces differ.
@@ -263,7 +257,6 @@ class SyncVectorEnv(VectorEnv):
                 env.close()
 
     def _raise_first(self, fault: tuple[int, str] | None) -> None:
-        """Raise the first fault of a step, if there is one."""
         if fault is not None:
             raise self._error(fault[0], EnvironmentError(fault[1]), "step")
 

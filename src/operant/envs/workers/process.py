@@ -2,8 +2,7 @@
 
 Workers are fresh interpreters: they are not forks of this process and do not import the user's main module
 (unless an environment is defined there), so they load neither JAX nor Keras. Messages in both directions are
-single bytes, followed by plain data at most; arrays are in memory that both sides map. What a worker does is
-in `worker`.
+single bytes, followed by plain data at most; arrays are in memory that both sides map.
 """
 
 from __future__ import annotations
@@ -53,13 +52,10 @@ SECRET = ("OPERANT_TOKEN",)
 
 
 class Worker:
-    """One worker process, seen from its parent.
+    """One worker process, seen from its parent; `index` is for messages, `descriptor` of the shared memory.
 
-    Args:
-        index: for messages.
-        begin: what the worker is to do, as plain data: its `task`, the `sources` of its environments (see
-            `EnvSpec.literal`), and what the task needs besides; see `worker`.
-        descriptor: of the shared memory.
+    `begin` says what it is to do, as plain data: its `task`, the `sources` of its environments (see
+    `EnvSpec.literal`), and what the task needs besides; see `worker`.
     """
 
     def __init__(self, index: int, begin: Mapping[str, Any], descriptor: int) -> None:
@@ -73,11 +69,7 @@ class Worker:
         self._poll: select.poll | None = None
 
     def start(self) -> None:
-        """Start the process and tell it what to make.
-
-        Raises:
-            UsageError: this process is a worker that runs the user's script again.
-        """
+        """Start the process and tell it what to make; UsageError: a worker runs the user's script again."""
         if _in_rerun():
             raise UsageError(
                 "The program starts worker processes whenever it is run, and they run it once more, to find "
@@ -135,17 +127,12 @@ class Worker:
             self._connection.send_bytes(message)
 
     def poll(self, seconds: float) -> bool:
-        """Tell whether `receive` would return at once, or find the worker dead.
-
-        Wait for at most `seconds`.
-        """
+        """Tell whether `receive` would return at once, or find the worker dead, within at most `seconds`."""
         assert self._poll is not None
         return bool(self._poll.poll(milliseconds(seconds)))
 
     def receive(self, deadline: float, seconds: float) -> Any:
-        """Wait for an answer until `deadline` (`time.monotonic`) and return its content.
-
-        `seconds` is for the message.
+        """Wait for an answer until `deadline` (`time.monotonic`) and return it; `seconds` is for messages.
 
         Raises:
             LostError: the worker died, did not answer in time, or answered garbage.
@@ -181,7 +168,6 @@ class Worker:
             self._connection.close()
 
     def _end(self) -> int:
-        """Kill the process's group and return its exit code."""
         return 0 if self.process is None else killed(self.process)
 
 
@@ -200,10 +186,7 @@ def milliseconds(seconds: float) -> float | None:
 
 
 def error_named(name: str) -> type[OperantError]:
-    """Return the class of an error that the other side names.
-
-    `EnvironmentError` for those that are not operant's.
-    """
+    """Return the class of an error that the other side names: one of operant's, else `EnvironmentError`."""
     return _ERRORS.get(name, EnvironmentError)
 
 
@@ -230,9 +213,7 @@ def memory_file() -> int:
 
 
 def _main_program(literals: Sequence[str]) -> tuple[str, str] | None:
-    """Return the user's program, if an environment is defined there and workers must run it: its `module`
-    (`python -m`), or its `path`.
-    """
+    """Return `module` (`python -m`) or `path` of the user's program if workers must run it."""
     if not any("__main__:" in literal for literal in literals):
         return None
     main = sys.modules["__main__"]
@@ -248,9 +229,7 @@ def _main_program(literals: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _in_rerun() -> bool:
-    """Tell whether a worker, operant's or multiprocessing's, is running the user's script: that becomes
-    `__main__` afterwards.
-    """
+    """Tell whether a worker, operant's or multiprocessing's, is running the user's script."""
     module = sys.modules.get("__mp_main__")
     return module is not None and module.__name__ == "__mp_main__" and module is not sys.modules["__main__"]
 

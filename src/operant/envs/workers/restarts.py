@@ -10,12 +10,7 @@ _log = logging.getLogger("operant")
 
 
 class LostError(Exception):
-    """The other side died, does not answer, or sends answers that make no sense.
-
-    Args:
-        reason: follows the name of the other side in messages.
-        final: whether it is useless to try again.
-    """
+    """The other side died, does not answer, or sends answers that make no sense; if `final`, for good."""
 
     def __init__(self, reason: str, *, final: bool = False) -> None:
         super().__init__(reason)
@@ -23,23 +18,14 @@ class LostError(Exception):
 
 
 class RestartPolicy:
-    """Allows a bounded number of replacements without an episode ending in between.
-
-    Args:
-        max_restarts: that number.
-        remedy: ends the error of the loss that is one too many.
-    """
+    """Allows `max_restarts` replacements without an episode ending in between; `remedy` ends the error."""
 
     def __init__(self, max_restarts: int, remedy: str) -> None:
         self._max_restarts, self._remedy = max_restarts, remedy
         self._count = 0
 
     def spend(self, name: str, lost: LostError) -> None:
-        """Count a replacement, and warn of it; `name` is that of the lost side.
-
-        Raises:
-            EnvironmentError: it was replaced too often already, or another one would not help.
-        """
+        """Count a replacement of the lost side `name`, and warn; EnvironmentError: there were too many."""
         if lost.final or self._count >= self._max_restarts:
             times = "once" if self._count == 1 else f"{self._count} times"
             already = f", and it was replaced {times} already" if self._count else ""

@@ -25,14 +25,10 @@ NaN."""
 
 
 class SharedArrays:
-    """Arrays of `N` environments or actors in memory that processes share.
+    """Arrays of `n` environments or actors of these spaces in memory that processes share.
 
-    Args:
-        spaces: whose observations and actions are passed.
-        n: rows.
-        descriptor: of the file that both sides map.
-        info_keywords: names in `info` whose values are passed.
-        create: whether to give the file its size.
+    They are in the file of the descriptor, which gets its size with `create`, and include values of `info`
+    with the names `info_keywords`.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""What a worker process runs, on memory shared with its parent.
-
-Either its share of a vector's environments, or one environment that begins its episodes when it is asked to.
-"""
+"""What a worker process runs, on memory shared with its parent: its share of a vector, or one environment."""
 
 from __future__ import annotations
 
@@ -141,9 +138,7 @@ class EnvironmentTask:
         return parallel[0] if parallel else (0,) if terminal == 0 else (), states
 
     def _step_flat(self, memory: SharedArrays) -> Sequence[int]:
-        """Take a step of an environment that takes and returns components as stored: the usual case, and
-        faster.
-        """
+        """Take a step with components as stored: the usual case, and faster."""
         fields = memory.fields
         actions = {name: array[0] for name, array in memory.action.items()}
         began = time.perf_counter()
@@ -182,14 +177,10 @@ def work(connection_descriptor: int, memory_descriptor: int) -> None:
 
 
 def _no_effect(number: int, frame: Any) -> None:
-    """Do nothing.
-
-    An ignored signal would stay ignored in programs that an environment starts, too; a handled one does not.
-    """
+    """Do nothing: an ignored signal would stay ignored in programs that an environment starts."""
 
 
 def _forked() -> None:
-    """Let SIGTERM have its usual effect in a process that an environment forked."""
     if signal.getsignal(signal.SIGTERM) is _no_effect:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -197,7 +188,7 @@ def _forked() -> None:
 def parent_pipe(descriptor: int) -> Connection:
     """Return the connection to the parent; soon after the parent has ended, this process ends, too.
 
-    Nothing that environments start holds it open, or the parent would not see that this process has ended.
+    Nothing that environments start holds it open, or this process would not see the parent's end.
     """
     os.set_inheritable(descriptor, False)
     threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
@@ -207,9 +198,7 @@ def parent_pipe(descriptor: int) -> Connection:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Kill the process, and what its environments started, soon after its parent ended, even while an
-    environment hangs.
-    """
+    """Kill the process, and what its environments started, soon after its parent ended, even in a hang."""
     poll = select.poll()
     poll.register(descriptor, 0)  # only for the other side's end
     poll.poll()

@@ -1,5 +1,4 @@
-"""Policies as files that run without operant: StableHLO, which JAX runs, and ONNX, which its own runtime and
-many others run.
+"""Policies as files that run without operant: StableHLO, which JAX runs, and ONNX.
 
 An export comprises all of deterministic acting: normalisation of observations, networks, action masks,
 recurrent state in and out, actions clipped to their bounds and in the environment's units. Next to the file
@@ -20,11 +19,7 @@ FORMATS: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx"}
 
 
 def refuse_saved_model(format: Any) -> None:
-    """Say why there is no SavedModel, if one is asked for.
-
-    Raises:
-        SpecError: the format is 'saved-model'.
-    """
+    """Say why there is no SavedModel, if that is asked for, by a SpecError."""
     if format in SAVED_MODEL:
         raise SpecError(
             "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does "
@@ -34,11 +29,7 @@ def refuse_saved_model(format: Any) -> None:
 
 
 def require(format: str, *modules: str) -> None:
-    """Raise if a module that a format needs is missing.
-
-    Raises:
-        UsageError: one is missing; the message says how to install it.
-    """
+    """Raise a UsageError that says how to install a module that a format needs, if it is missing."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from operant.errors import CheckpointError, SpaceError, UsageError
+from operant.checkpoint.arrays import fitted
+from operant.errors import CheckpointError, SpaceError, UsageError, reading
 from operant.execution.export import FORMATS, require
 from operant.execution.export.interface import VERSION, Flat, Interface
+from operant.spec import from_json
+from operant.spec.spaces import nested
 
 Run = Callable[[Flat], Mapping[str, Any]]
 
 
 class ExportedPolicy:
-    """A policy that acts and does not learn. Made by `load_policy`.
-
-    Args:
-        interface: its inputs and outputs.
-        run: computes outputs from inputs, by name.
-    """
+    """A policy that acts and does not learn. Made by `load_policy`; `run` computes outputs by name."""
 
     def __init__(self, interface: Interface, run: Run) -> None:
         self.interface = interface
@@ -31,7 +29,7 @@ class ExportedPolicy:
 
     def initial_internals(self) -> Any:
         """Return the recurrent state at the start of an episode; empty for a feed-forward policy."""
-        return _nested(self.interface.initial) if self.interface.initial else ()
+        return nested(self.interface.initial) if self.interface.initial else ()
 
     def act(self, states: Any, internals: Any = None) -> Any:
         """Choose the best actions, as `agent.act(states, internals, independent=True)`.
@@ -61,17 +59,12 @@ class ExportedPolicy:
         if not batch:
             actions, after = ({k: x[0] for k, x in flat.items()} for flat in (actions, after))
         emitted = self.spaces.actions.unflatten(actions)
-        return emitted if internals is None else (emitted, _nested(after) if after else ())
+        return emitted if internals is None else (emitted, nested(after) if after else ())
 
     def choose(self, observation: Flat, internals: Flat, first: np.ndarray, row: int) -> tuple[Flat, Flat]:
-        """Act in a vector of environments: on stored observations `[n, ...]`, with internals `[n, ...]` by
-        path.
+        """Act in a vector of environments: on stored observations `[n, ...]`, with internals by path.
 
-        Args:
-            observation: flat, as vector environments return it.
-            internals: those after the previous row.
-            first: `[n]`, True where an episode begins, so that the internals start anew.
-            row: number of the call; not used here.
+        Where `first` `[n]` is True an episode begins, and the internals start anew; `row` is not used.
         """
         begun = {
             path: np.where(first.reshape(-1, *[1] * x.ndim), x[None], internals[path])
@@ -90,17 +83,6 @@ class ExportedPolicy:
         if expected != received:
             raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
         return flat if batch else {path: np.asarray(x)[None] for path, x in flat.items()}
-
-
-def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, x in flat.items():
-        *branches, last = path.split("/")
-        branch = tree
-        for key in branches:
-            branch = branch.setdefault(key, {})
-        branch[last] = x
-    return tree
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -123,9 +105,24 @@ def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy
         UsageError: the package that runs the format is not installed.
     """
     file = _found(Path(path), filename)
-    interface = _interface(file)
-    run = _onnx(file) if file.suffix == FORMATS["onnx"] else _stablehlo(file)
+    interface, digest = _described(file)
+    with reading(f"The policy {str(file)!r}"):
+        program = file.read_bytes()
+        if hashlib.sha256(program).hexdigest() != digest:
+            raise ValueError("it is not the one of the description beside it")
+        run = _onnx(program) if file.suffix == FORMATS["onnx"] else _stablehlo(program)
+        _try(run, interface)
     return ExportedPolicy(interface, run)
+
+
+def _try(run: Run, interface: Interface) -> None:
+    """Act once, and refuse outputs that are not as the description says."""
+    outputs = run(interface.sample(np.random.default_rng(0), 1))
+    for port in interface.outputs:
+        try:
+            fitted(np.asarray(outputs[port.name]), (1, *port.leaf.shape), port.leaf.storage)
+        except ValueError as error:
+            raise ValueError(f"its output {port.name!r} {error}.") from None
 
 
 def _found(path: Path, filename: str | None) -> Path:
@@ -145,50 +142,32 @@ def _found(path: Path, filename: str | None) -> Path:
     return max(files, key=lambda p: p.stat().st_mtime_ns)
 
 
-def _interface(file: Path) -> Interface:
+def _described(file: Path) -> tuple[Interface, str]:
+    """Return what the description beside a policy says: its inputs and outputs, and its SHA-256."""
     beside = file.with_name(f"{file.name}.json")
-    try:
-        data = json.loads(beside.read_text(encoding="utf-8"))
+    with reading(f"The description {str(beside)!r} of an exported policy"):
+        data = from_json(beside.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise CheckpointError(
                 f"{str(beside)!r} is of version {data['version']}, and this operant reads version {VERSION}. "
                 "Use the operant that wrote it, or export anew."
             )
-        return Interface.from_json(data)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"The description {str(beside)!r} of an exported policy cannot be read: {error}"
-        ) from None
+        return Interface.from_json(data), data["sha256"]
 
 
-def _onnx(file: Path) -> Run:
+def _onnx(program: bytes) -> Run:
     require("onnx", "onnxruntime")
     from onnxruntime import InferenceSession
 
-    try:
-        session = InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors have no base of their own
-        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
+    session = InferenceSession(program, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def _stablehlo(file: Path) -> Run:
+def _stablehlo(program: bytes) -> Run:
     require("stablehlo", "flatbuffers")
     import jax
     from jax import export
 
-    try:
-        exported = export.deserialize(bytearray(file.read_bytes()))
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
-        raise CheckpointError(f"The policy {str(file)!r} cannot be read: {error}") from None
-    call = jax.jit(exported.call)
+    call = jax.jit(export.deserialize(bytearray(program)).call)
     return lambda inputs: jax.device_get(call(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -28,15 +29,7 @@ ROWS = 64
 def write(
     directory: str | Path, name: str, format: str, learner: Learner, acting: PolicyState, agent: str
 ) -> Path:
-    """Write the policy of an agent, and the description of its inputs and outputs beside it.
-
-    Args:
-        directory: where; made if missing.
-        name: the file's name, without suffix.
-        format: of `FORMATS`.
-        learner: the agent's.
-        acting: its parameters, as acting takes them.
-        agent: its name, for the description.
+    """Write the policy of an agent (`name` without suffix), and the description of its inputs beside it.
 
     Raises:
         SpecError: a layer cannot be converted, or the directory is a file.
@@ -47,7 +40,8 @@ def write(
     folder = as_folder("directory", directory)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}{FORMATS[format]}"
-    description = {"format": format, "agent": agent, **function.interface.to_json()}
+    digest = hashlib.sha256(data).hexdigest()  # a damaged program can end the process that reads it
+    description = {"format": format, "agent": agent, "sha256": digest, **function.interface.to_json()}
     _replace(file.with_name(f"{file.name}.json"), json.dumps(description, indent=2).encode() + b"\n")
     _replace(file, data)
     return file
@@ -59,9 +53,7 @@ def _replace(final: Path, data: bytes) -> None:
 
 
 def stablehlo(function: PolicyFunction) -> bytes:
-    """Return a function as `jax.export.deserialize` reads it: from a dict of inputs to a dict of outputs
-    by name.
-    """
+    """Return a function, from dict to dict, as `jax.export.deserialize` reads it."""
     require("stablehlo", "flatbuffers")
     with _without_locations():
         exported = export.export(jax.jit(function), platforms=PLATFORMS)(function.shapes)
@@ -80,11 +72,7 @@ def _without_locations() -> Iterator[None]:
 
 
 def onnx(function: PolicyFunction) -> bytes:
-    """Return a function as an ONNX model, compared with the original on random observations.
-
-    Raises:
-        SpecError: a layer cannot be converted, or the converted model acts differently.
-    """
+    """Return a function as an ONNX model, tried out; SpecError: a layer cannot be, or acts differently."""
     require("onnx", "jax2onnx", "onnxruntime")
     import jax2onnx
 
@@ -117,7 +105,6 @@ def onnx(function: PolicyFunction) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the converter's notes about shapes that it infers later on."""
     logger = logging.getLogger("onnx_ir")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -17,15 +17,7 @@ from operant.types import Action, Array, Arrays, Tree
 
 
 class PolicyFunction:
-    """Deterministic acting with an agent's parameters as they are now.
-
-    Args:
-        learner: the agent's.
-        acting: what its acting needs.
-
-    Raises:
-        UsageError: the agent draws its actions even when it should act deterministically.
-    """
+    """Deterministic acting with parameters as they are now; UsageError: the agent always draws."""
 
     def __init__(self, learner: Learner, acting: PolicyState) -> None:
         self._learner, self._acting = learner, acting
@@ -90,7 +82,7 @@ class PolicyFunction:
         return flat
 
     def _refuse_chance(self) -> None:
-        """Refuse a policy whose actions depend on the noise of acting even without exploration."""
+        """Refuse a policy whose actions depend on noise even without exploration."""
         noise = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.batch, *x.shape[1:]), x.dtype), self._noise)
         traced = jax.make_jaxpr(lambda noise, inputs: self._outputs(self._act(inputs, noise)))(
             noise, self.shapes

@@ -1,5 +1,4 @@
-"""Inputs and outputs of an exported policy: their names, shapes and types, as the JSON file beside it holds
-them.
+"""Inputs and outputs of an exported policy, as the JSON file beside it holds them.
 
 All of them are arrays whose first axis is the batch, in the environment's units and in the types that agents
 store:
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from operant.checkpoint.arrays import fitted
 from operant.errors import SpaceError
 from operant.spec.spaces import Leaf, Space, Spaces, mask_name
 
@@ -58,18 +58,13 @@ class PolicyPort:
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of one policy.
-
-    Raises:
-        SpaceError: values of a component exceed the 32 bits in which they are passed.
-    """
+    """Inputs and outputs of one policy; SpaceError: values exceed the 32 bits in which they are passed."""
 
     spaces: Spaces
     initial: Mapping[str, np.ndarray]
     """Recurrent state of one actor at the start of an episode, by path; empty if there is none."""
 
     def __post_init__(self) -> None:
-        """Check that values in the environment's units fit their types."""
         for space in (self.spaces.states, self.spaces.actions):
             for name, leaf in space.components.items():
                 if leaf.has_offset and not np.all(np.abs([leaf.low, leaf.high]) < 2**31):
@@ -120,6 +115,8 @@ class Interface:
             "/".join(port["path"]): port["dtype"] for port in data["inputs"] if port["kind"] == "internals"
         }
         initial = {path: np.asarray(x, types[path]) for path, x in data["initial_internals"].items()}
+        for x in initial.values():
+            fitted(x, x.shape, x.dtype)
         return cls(Spaces.from_spec(data["spaces"]), initial)
 
     def read(self, observation: Mapping[str, np.ndarray], internals: Mapping[str, np.ndarray]) -> Flat:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
+
+from operant.tracking.console import OutputStream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,27 +20,22 @@ EVERY = 10.0
 
 
 class Bar:
-    """Shows how far a run is.
+    """Shows how far a run is, of `total` (None: unknown) episodes, timesteps or updates (`what`).
 
     On a terminal it is a bar with a line of figures below it; elsewhere a line every ten seconds and one at
     the end.
-
-    Args:
-        what: what is counted: episodes, timesteps or updates.
-        total: how many there will be; None: not known.
-        stream: where to print; None: standard error.
     """
 
     def __init__(self, what: str, total: int | None, stream: TextIO | None = None) -> None:
         self.what = what
         self.total = total
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = OutputStream(sys.stderr if stream is None else stream)
         self._count = 0
         self._figures: Mapping[str, str] = {}
         self._began = self._printed = time.perf_counter()
         self._progress: Progress | None = None
-        if self._stream.isatty() and os.environ.get("TERM") != "dumb":  # dumb ones show nothing until the end
-            with contextlib.suppress(OSError):  # a run outlives its terminal, and a full disk under its log
+        if self._stream.isatty():
+            with contextlib.suppress(Exception):  # a run outlives its terminal, and a full disk under its log
                 self._progress = self._drawn()
                 self._progress.start()
 
@@ -48,7 +44,7 @@ class Bar:
         self._count = count
         if figures is not None:
             self._figures = figures
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if self._progress is not None:
                 self._progress.update(self._progress.task_ids[0], completed=count)
             elif time.perf_counter() - self._printed >= EVERY:
@@ -56,7 +52,7 @@ class Bar:
 
     def close(self) -> None:
         """End it, leaving the last state in place."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if self._progress is not None:
                 self._progress.stop()
             else:
@@ -74,7 +70,6 @@ class Bar:
         print(text, file=self._stream, flush=True)
 
     def _drawn(self) -> Progress:
-        """Return a bar of rich's, with the figures below it."""
         from rich import progress
         from rich.console import Console
         from rich.text import Text
@@ -93,7 +88,7 @@ class Bar:
         else:
             columns.insert(1, progress.BarColumn(bar_width=None))
             columns.append(progress.TimeRemainingColumn())
-        console = Console(file=self._stream, force_terminal=True)
+        console = Console(file=cast(TextIO, self._stream), force_terminal=True)
         display = Display(*columns, console=console, expand=self.total is not None, refresh_per_second=4)
         display.add_task("", total=self.total)
         return display

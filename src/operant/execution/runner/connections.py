@@ -24,8 +24,7 @@ def open_environments(
     """Connect to the environments; the arguments are those of `Runner`.
 
     Raises:
-        UsageError: arguments that exclude one another, one that is missing, one object twice, or environments
-            whose spaces differ.
+        UsageError: arguments exclude one another, one is missing, an object is there twice, or spaces differ.
         SpecError: a value, or a specification, that is not understood.
     """
     if remote == "socket-server":

@@ -1,5 +1,4 @@
-"""The Runner's fast path: as long as whole blocks of steps keep within the limits, drivers of training runs
-take them.
+"""The Runner's fast path: drivers of training runs take whole blocks of steps that keep the limits.
 
 With a JAX-native environment acting, stepping and learning are one compiled loop (`device`). With Gymnasium
 environments in this process that are called together, a block is one compiled call for learning and one for
@@ -33,17 +32,12 @@ _SHOWN = {"visualize", "render_mode"}
 
 
 class FastPath:
-    """Runs an agent with a driver of training runs, for as long as whole blocks keep exactly within the
-    limits.
+    """Runs an agent with a driver of training runs, as long as whole blocks keep exactly within the limits.
 
     A block is what one update of the agent consumes: a number of rows of all actors. Whole blocks meet a
     limit on updates exactly; of a limit on timesteps, they leave the remainder that makes no whole block.
-    Afterwards the open episodes are cut at their true last observations, as at the end of any run.
-
-    Args:
-        environment: its specification.
-        max_episode_timesteps: steps after which an episode is cut, if it is not the environment's own limit.
-        n: episodes side by side, one for each actor of the agent.
+    Afterwards the open episodes are cut at their true last observations, as at the end of any run. `n`
+    episodes run side by side, one for each actor.
     """
 
     def __init__(self, environment: Any, max_episode_timesteps: int | None, n: int) -> None:
@@ -57,10 +51,7 @@ class FastPath:
             self._driver = "device" if spec.is_native else "host" if plain else ""
 
     def run(self, agent: Agent, options: RunOptions, statistics: RunStatistics, seed: int) -> None:
-        """Go as far as whole blocks pass no limit.
-
-        Do nothing if the agent, the options or the environment need single steps.
-        """
+        """Go as far as whole blocks pass no limit, unless something needs single steps."""
         in_step = self._driver == "device" or options.batch_agent_calls or self._n == 1
         blocks = self._blocks(agent.learner, options, statistics)
         if not (self._driver and in_step and blocks) or (state := agent.detach_state(self._n)) is None:
@@ -83,7 +74,6 @@ class FastPath:
 
     @staticmethod
     def _advance(driver: DeviceDriver | HostDriver, blocks: int, statistics: RunStatistics) -> None:
-        """Run that many blocks, and count them."""
         began, step = time.perf_counter(), driver.step
         finished = driver.advance(blocks)
         each = (time.perf_counter() - began) / max(driver.step - step, 1)
@@ -101,7 +91,6 @@ class FastPath:
         self._vector = self._device = None
 
     def _blocks(self, learner: Learner, options: RunOptions, statistics: RunStatistics) -> int:
-        """Return how many blocks may be run before a limit is passed."""
         reports = options.callback or options.scores or options.evaluation
         if reports or options.num_episodes is not None or options.sync_episodes:
             return 0

@@ -30,15 +30,10 @@ BEST = "best-model"
 
 
 class Interaction:
-    """One run.
+    """One run of an agent in the slots, within limits; `seed` is the root of the environments' seeds.
 
-    Args:
-        agent: acts and learns.
-        slots: the environments.
-        options: limits, how to reach them, and callbacks.
-        statistics: keeps the counts; may hold those of a first part of the run that another driver took. A
-            `Runner` is one: callbacks get it.
-        seed: root of the environments' seeds.
+    The statistics may hold those of a first part of the run that another driver took. A `Runner` is one:
+    callbacks get it.
     """
 
     def __init__(
@@ -94,10 +89,7 @@ class Interaction:
     # Episodes
 
     def _begin_round(self) -> bool:
-        """Begin an episode wherever one is due.
-
-        An environment that only evaluates begins one with the others.
-        """
+        """Begin episodes where they are due; environments that only evaluate join the others."""
         began = [self._begin(slot) for slot in self.slots if slot.counts]
         if any(began):
             for slot in self.slots:
@@ -128,7 +120,6 @@ class Interaction:
     # Steps
 
     def _serve(self, slots: Sequence[EnvSlot]) -> None:
-        """Take the answers of these environments, and send the next requests."""
         results = [(slot, result) for slot in slots for result in slot.receive()]
         self._observe([each for each in results if each[0].trains])
         for slot, result in results:
@@ -147,7 +138,6 @@ class Interaction:
             self._count_updates()
 
     def _clock(self, began: float) -> None:
-        """Count the seconds since then as the agent's."""
         self._agent_seconds += time.perf_counter() - began
 
     def _observe(self, results: list[tuple[EnvSlot, StepResult]]) -> None:
@@ -169,7 +159,6 @@ class Interaction:
         self._clock(began)
 
     def _count(self, slot: EnvSlot, result: StepResult) -> None:
-        """Count a step, and report it to callbacks."""
         actor, options, statistics = slot.first + result.actor, self.options, self.statistics
         statistics.episode_return[actor] += result.reward
         statistics.episode_timestep[actor] += 1
@@ -192,7 +181,7 @@ class Interaction:
             self.stopping = True
 
     def _end_episode(self, slot: EnvSlot, actor: int) -> bool:
-        """Record an episode, and score it if it is one of evaluation; False if a callback ends the run."""
+        """Record an episode, and score one of evaluation; False if a callback ends the run."""
         options, statistics = self.options, self.statistics
         reported = slot.connection.episode_return() if slot.single else None
         if reported is not None:
@@ -217,13 +206,11 @@ class Interaction:
         return goes_on
 
     def _call(self, actor: int, every: int | None, count: int) -> bool:
-        """Call the callbacks if it is their turn; False if one of them ends the run."""
         if every is None or count % every:
             return True
         return none_refuses([callback(self.statistics, actor) for callback in self.options.callback])
 
     def _score(self) -> None:
-        """Score the agent, and save it if it is the best so far."""
         statistics, directory = self.statistics, self.options.save_best_agent
         score = self.options.score(statistics, statistics.evaluation_returns)
         if score is not None and score > statistics.best_evaluation_score:
@@ -233,7 +220,6 @@ class Interaction:
                     self.agent.save(directory, filename=BEST)
 
     def _count_updates(self) -> None:
-        """Stop once the updates have been made."""
         self.statistics.updates = self.agent.updates - self._updates_before
         limit = self.options.num_updates
         if limit is not None and self.statistics.updates >= limit:
@@ -275,7 +261,6 @@ class Interaction:
     # Acting
 
     def _act(self, acting: list[tuple[EnvSlot, list[int]]]) -> None:
-        """Act for the actors of several environments, and send each its actions."""
         began, (slot, actors) = time.perf_counter(), acting[0]
         if len(acting) == 1 and (slot.single or actors == slot.running):
             parallel = slot.first if slot.single else [slot.first + actor for actor in actors]
@@ -305,7 +290,6 @@ class Interaction:
         return action if self._start_internals is None else action[0]
 
     def _evaluate(self, slot: EnvSlot) -> Any:
-        """Act for all actors of an environment without recording or learning."""
         began, internals = time.perf_counter(), None
         if self._start_internals is not None:
             each = [slot.internals[actor] for actor in slot.running]

@@ -36,12 +36,9 @@ def by_episode(runs: Sequence[Run]) -> dict[str, list[list[Any]]]:
 
 
 def write(runs: Sequence[Run], path: str | Path, style: str | None = None) -> list[Path]:
-    """Write ``PATH.json`` and ``PATH.png``: the median over the repeats, and a band from minimum to maximum.
+    """Write ``PATH.json`` and ``PATH.png``, in a style of matplotlib's, and make their folder if missing.
 
-    Args:
-        runs: what each repeat recorded.
-        path: without extension; its folder is made if missing.
-        style: of matplotlib, by name.
+    They show the median over the repeats, and a band from minimum to maximum.
     """
     from matplotlib import style as styles
     from matplotlib.figure import Figure

@@ -43,11 +43,7 @@ class RunOptions:
 
     @classmethod
     def read(cls, **arguments: Any) -> RunOptions:
-        """Check the arguments of `Runner.run`.
-
-        Raises:
-            SpecError: a value is not understood.
-        """
+        """Check the arguments of `Runner.run`; SpecError: a value is not understood."""
         values = vars(cls()) | arguments
         for name in SWITCHES:
             if not isinstance(values[name], bool):
@@ -82,15 +78,7 @@ class RunOptions:
         return callable(self.evaluation_callback) or self.save_best_agent is not None
 
     def score(self, runner: Any, returns: list[float]) -> float | None:
-        """Return the score after an episode of evaluation, None if there is none.
-
-        Args:
-            runner: for the user's own function.
-            returns: of all episodes of evaluation so far.
-
-        Raises:
-            SpecError: the user's function returned no number.
-        """
+        """Return the score of episodes with these returns, or None; SpecError: the function gives none."""
         if callable(self.evaluation_callback):
             value = self.evaluation_callback(runner)
             try:

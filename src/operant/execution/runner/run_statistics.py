@@ -11,12 +11,9 @@ EPISODE = ("returns", "timesteps", "seconds", "agent_seconds", "env_seconds")
 
 
 class RunStatistics:
-    """Counts and records of one run. A `Runner` has them as its attributes.
+    """Counts and records of one run of so many actors. A `Runner` has them as its attributes.
 
-    Args:
-        actors: how many there are, over all environments.
-        evaluation: whether a separate environment evaluates beside the others.
-        remote: whether there is communication to show.
+    `evaluation` tells of a separate environment that evaluates, `remote` of communication to show.
     """
 
     def __init__(self, actors: int, evaluation: bool = False, remote: bool = False) -> None:
@@ -25,7 +22,7 @@ class RunStatistics:
         self._begin_run()
 
     def _begin_run(self, mean_horizon: int = 1) -> None:
-        """Start with zeros and new lists; the bar's figures are means over so many episodes."""
+        """Start anew; the bar's figures are means over `mean_horizon` episodes."""
         self.mean_horizon = mean_horizon
         self.timesteps = 0
         """Timesteps of this run, without those of an evaluation environment."""

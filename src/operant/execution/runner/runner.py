@@ -230,9 +230,7 @@ class Runner(RunStatistics):
         self.ending = True
 
     def _expect_end(self, options: RunOptions) -> None:
-        """Refuse a run that would not end, and an evaluation with limits or environments that it cannot
-        have.
-        """
+        """Refuse a run that would not end, or limits or environments that an evaluation cannot have."""
         num_updates = options.num_updates
         limited = options.callback or (options.num_episodes, options.num_timesteps) != (None, None)
         if not limited and num_updates is None:
@@ -252,8 +250,7 @@ class Runner(RunStatistics):
     def close(self) -> None:
         """Close what the Runner made: the agent and the environments that were not given as objects.
 
-        Environments are closed even if the agent cannot write what it had left to write; it may then be saved
-        elsewhere.
+        Environments are closed even if the agent cannot write what is left; it may then be saved elsewhere.
         """
         if self._closed:
             return
@@ -273,7 +270,6 @@ class Runner(RunStatistics):
 
 
 def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
-    """Make, load or check the agent of so many actors."""
     spaces = connection.spaces
     if isinstance(agent, Agent):
         result = agent

@@ -1,6 +1,4 @@
-"""Arguments of the classes of `operant.execution.trainers.trainer` beside environments: networks, replay
-buffers, options of the algorithm and of the run.
-"""
+"""Arguments of the algorithms' classes: networks, replay buffers, options of algorithm and run."""
 
 from __future__ import annotations
 
@@ -26,16 +24,11 @@ NONE_IS_A_VALUE = frozenset({"keep_checkpoints"})
 
 
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the positional arguments of an algorithm's class their names, and options that are given by an
-    alias their own.
+    """Give the positional arguments of an algorithm's class, and options given by an alias, their names.
 
     None for a network, for buffers or for an option of the run is left out, as it stands for the default;
-    except in `NONE_IS_A_VALUE`.
-
-    Args:
-        agent: the algorithm, by its name in the table.
-        parts: networks, actor before critic, and replay buffers, as far as the algorithm has them.
-        settings: keyword arguments.
+    except in `NONE_IS_A_VALUE`. `parts` are networks, actor before critic, then replay buffers, as far as the
+    algorithm has them.
 
     Raises:
         UsageError: there are more parts than the algorithm has, or something is given twice.
@@ -73,10 +66,7 @@ def split(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Divide keyword arguments into options of the run and the algorithm's own.
 
-    Args:
-        agent: the algorithm, by its name in the table.
-        arguments: by name.
-        n_envs: how many environments, as far as that is known, for the message.
+    `n_envs` is how many environments, as far as known, for the message.
 
     Raises:
         UsageError: an option of the run that no class takes.
@@ -99,7 +89,6 @@ def split(
 
 
 def _meant(agent: str, name: str, arguments: Mapping[str, Any], n_envs: int | None) -> str:
-    """Say what is meant by an argument that an algorithm's class does not take."""
     config, label = config_class(agent), AGENTS[agent].cls
     if {"mini_batches", "n_steps"} <= options(config).keys():
         n_steps = arguments.get("n_steps", default(config, "n_steps"))
@@ -136,14 +125,7 @@ class ReplayBuffer1:
 
 
 class ReplayBuffer2(ReplayBuffer1):
-    """Like `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and has no effect here.
-
-    Args:
-        size: most rows.
-        slots: ignored.
-        initial_size: environment steps before learning starts (default: `size`).
-        batch_size: transitions of this share in a batch.
-    """
+    """Like `ReplayBuffer1`; `slots` (arrays of a transition) is accepted and has no effect here."""
 
     def __init__(
         self, size: int, slots: int = 5, *, initial_size: int | None = None, batch_size: int = 32
@@ -155,13 +137,13 @@ class ReplayBuffer2(ReplayBuffer1):
 def buffer_options(
     config: type[Config], buffers: Any, environments: int | None, others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of an algorithm that a list of replay buffers, one for each environment, stands for.
+    """Return the options that replay buffers, one for each environment or one for all, stand for.
 
     Shares are summed up, except for an option that counts something per environment anyway.
 
     Args:
         config: the algorithm's.
-        buffers: the list; or one buffer that is for all; None: none are given.
+        buffers: the list, the one buffer, or None: none are given.
         environments: how many there are; None: not known.
         others: options that are given beside them, which must not say the same.
     """
@@ -190,9 +172,7 @@ def buffer_options(
 def optimizer_options(
     config: type[Config], models: Mapping[str, Any], others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options that the optimizers of compiled Keras models stand for, except those that are
-    given (`others`).
-    """
+    """Return the options that optimizers of compiled Keras models stand for, without those in `others`."""
     optimizers = [m.optimizer for m in models.values() if getattr(m, "optimizer", None) is not None]
     if "optimizer" in others or not optimizers:
         return {}
@@ -211,9 +191,7 @@ def optimizer_options(
 
 
 def refuse_shared_weights(models: Mapping[str, Any]) -> None:
-    """Refuse Keras models that share trained weights: each network is trained by itself, and the last
-    would overwrite the others'.
-    """
+    """Refuse Keras models with common trained weights: each is trained by itself, the last would win."""
     owners: dict[int, str] = {}
     for option, model in models.items():
         # A class makes models that are not made yet; what is not trained stays as it is, in both networks.

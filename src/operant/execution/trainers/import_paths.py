@@ -1,7 +1,6 @@
-"""Import paths of the library that operant succeeds: its programs run with only the package's name changed.
+"""Import paths of the library that operant succeeds: its programs run with the package's name changed.
 
-No module is called so here. Light objects stand in their places, and load what they name when it is asked
-for.
+Light objects stand in the places of its modules, and load what they name when it is asked for.
 """
 
 from __future__ import annotations

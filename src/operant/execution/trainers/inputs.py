@@ -1,6 +1,4 @@
-"""Environments that a program gives to the classes of `operant.execution.trainers.trainer`, to train,
-evaluate and play in.
-"""
+"""Environments that a program gives to the algorithms' classes, to train, evaluate and play in."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def create_envs(
 
 
 def is_id(envs: Any) -> bool:
-    """Tell whether environments are given by id, or are objects exactly like those that Gymnasium makes of
-    their id.
-    """
+    """Tell whether environments are given by id, or are exactly what Gymnasium makes of their id."""
     if isinstance(envs, list | tuple):
         return all(map(is_id, envs)) and len(set(map(_id, envs))) == 1
     if isinstance(envs, str):
@@ -79,16 +75,11 @@ def is_id(envs: Any) -> bool:
 
 
 def _id(env: Any) -> str:
-    """Return the id of an environment for which `is_id` is true."""
     return catalog.full_id(env) if isinstance(env, str) else str(env.spec.id)
 
 
 def refuse_no_environments(envs: Any) -> None:
-    """Refuse what cannot be an environment; the contents of lists and dicts are not looked at.
-
-    Raises:
-        SpecError: it cannot be one; says what can be given.
-    """
+    """Refuse (SpecError) what cannot be an environment; contents of lists and dicts are not looked at."""
     if isinstance(envs, list | tuple) and not envs:
         raise value_error("envs", "at least one environment", envs)
     remedy = lacking(envs).strip()
@@ -105,11 +96,7 @@ def refuse_no_environments(envs: Any) -> None:
 
 
 def refuse_other_count(envs: Any, n_envs: int | None) -> None:
-    """Refuse a number of environments other than that of the environments given.
-
-    Raises:
-        SpecError: the numbers differ.
-    """
+    """Refuse (SpecError) another number of environments than that of those given."""
     if isinstance(envs, list | tuple):
         create.expect_count("n_envs", n_envs, len(envs), "the list")
     elif isinstance(envs, VectorEnv | gymnasium.vector.VectorEnv):
@@ -124,8 +111,7 @@ def makes(env: Any) -> bool:
 
 
 def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], name: str) -> tuple[Any, bool]:
-    """Return a Gymnasium observation in the structure of the specification, and whether it is a batch of
-    several.
+    """Return a Gymnasium observation in the specification's structure, and if it is a batch of several.
 
     Raises:
         SpaceError: it is not an observation of the environment of this name.
@@ -143,11 +129,7 @@ def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], nam
 
 
 def made_again(env: Any, render_mode: str | None = None) -> Any:
-    """Make another environment like the one given.
-
-    Raises:
-        SpecError: no other can be made like it.
-    """
+    """Make another environment like the one given; SpecError: none can be made."""
     if isinstance(env, PreprocessingWrapper):
         return PreprocessingWrapper(made_again(env.env, render_mode), env.settings)
     if makes(env):
@@ -171,7 +153,7 @@ def made_again(env: Any, render_mode: str | None = None) -> Any:
 
 
 def _share_statistics(env: Any, other: Any) -> None:
-    """Have `other` normalise by the running moments of `env`, since the policy has learnt with them."""
+    """Have `other` normalise by the running moments of `env`: the policy has learnt with them."""
     for kind, moments in (
         (gymnasium.wrappers.NormalizeObservation, "obs_rms"),
         (gymnasium.wrappers.NormalizeReward, "return_rms"),
@@ -182,7 +164,6 @@ def _share_statistics(env: Any, other: Any) -> None:
 
 
 def _layers(env: Any, kind: type) -> list[Any]:
-    """Return the wrappers of a kind around an environment, from the outermost."""
     layers = []
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, kind):
@@ -239,7 +220,7 @@ def evaluation_envs(run: RunConfig, envs: Any, eval_envs: Any, spaces: Spaces) -
 
 
 def _others(envs: Any, count: int) -> Any:
-    """Return `count` environments like the training environments, or what makes such environments."""
+    """Return `count` environments like those that train, or what makes such."""
     several = isinstance(envs, list | tuple)
     if isinstance(envs, gymnasium.Env) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
@@ -252,8 +233,7 @@ def _others(envs: Any, count: int) -> Any:
 
 
 def refuse_shared(argument: str, envs: Any, others: Any) -> None:
-    """Refuse training objects for evaluation or play: those would end the episodes of training, which would
-    not notice.
+    """Refuse objects that train for evaluation or play, which would end episodes unnoticed.
 
     Raises:
         SpecError: an object is in both; names the argument.
@@ -267,15 +247,9 @@ def refuse_shared(argument: str, envs: Any, others: Any) -> None:
 
 
 def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: bool) -> VectorEnv:
-    """Make the environment to play in: from what was given, or one more like the training environments.
+    """Make the environment to play in: `env`, or one more like the first of those that train (`envs`).
 
-    Args:
-        config: options of playing; its environment is the run's.
-        envs: the training environments.
-        env: one environment, or what makes one; None: one like the first of `envs`.
-        spaces: of the training environments.
-        lives: whether the policy learnt with an episode for each life: FIRE is then pressed for it after a
-            lost life.
+    `lives` tells whether the policy learnt with an episode for each life: FIRE is pressed after a lost one.
 
     Raises:
         SpecError: no other can be made, or `env` is not a single environment or is also used for training.

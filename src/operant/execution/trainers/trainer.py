@@ -1,7 +1,7 @@
-"""Algorithms as classes: `PPO(envs, model).fit(target_reward=475)`.
+"""Algorithms as classes, one made from each entry of the table: `PPO(envs, model).fit(target_reward=475)`.
 
-One class for each algorithm of the table, made from it. They train through the same session and loop as the
-command line; what differs is only that environments and networks are objects of the user's program.
+They train through the same session and loop as the command line; what differs is only that environments and
+networks are objects of the user's program.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import functools
 import inspect
 import math
 import secrets
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeAlias, TypeVar
 
 import jax
 
@@ -55,6 +56,7 @@ from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
+from operant.tracking.console import say
 from operant.tracking.history import check_place
 from operant.tracking.record import Record
 from operant.training import signals
@@ -70,13 +72,13 @@ from operant.tuning.trial import report_steps
 
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
+P = ParamSpec("P")
+R = TypeVar("R")
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
 
 class _ObjectMethod:
-    """A method that, called on the class as in other libraries, says what to do instead."""
-
     def __init__(self, method: Callable[..., Any]) -> None:
         self.method = method
 
@@ -94,6 +96,29 @@ class _ObjectMethod:
             )
 
         return refuse
+
+
+def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a call from elsewhere while `fit` trains: updates consume the arrays that it would read."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        agent: Any = arguments[0]
+        here, before = threading.get_ident(), agent._thread
+        if before not in (None, here):
+            raise UsageError(
+                f"{method.__name__} was called while fit trains in another thread. Call it from a callback "
+                "of fit, or save there and act elsewhere with Agent.load(directory)."
+            )
+        if method.__name__ != "fit":
+            return method(*arguments, **named)
+        agent._thread = here
+        try:
+            return method(*arguments, **named)
+        finally:
+            agent._thread = before
+
+    return call
 
 
 class Trainer:
@@ -194,6 +219,8 @@ class Trainer:
         self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
+        self._thread: int | None = None
+        """The thread in which `fit` trains."""
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
         again."""
@@ -203,6 +230,7 @@ class Trainer:
         """Seconds of training so far."""
         return self._progress.elapsed
 
+    @_by_one_thread
     @naming_misspelt
     def fit(
         self,
@@ -270,7 +298,6 @@ class Trainer:
             return self._train(training, directory, run)
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
-        """Write into the folder of the run what is trained."""
         self._fits += 1
         session, given = self.session, not is_id(self._envs)
         describe(
@@ -286,7 +313,6 @@ class Trainer:
         )
 
     def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
-        """Train, and write what the run's options, as they were given, say."""
         training.loggers = create_loggers(directory, run, training)
         try:
             with training.loggers:
@@ -300,6 +326,7 @@ class Trainer:
             self._assign_models()
         return outcome
 
+    @_by_one_thread
     def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
         """Choose actions with the current policy; training is not touched, and nothing is learnt from it.
 
@@ -343,9 +370,7 @@ class Trainer:
     def initial_internals(self, batch: int | None = None) -> Any:
         """Return the recurrent state at the start of an episode, for `act`; empty for feed-forward networks.
 
-        Args:
-            batch: for how many observations in one call, with a leading axis; None: for a single one,
-                without.
+        With `batch` it is for so many observations in one call, with a leading axis.
         """
         return self.session.learner.start_carry(batch)
 
@@ -362,6 +387,7 @@ class Trainer:
             self._acting = learnt, acting(learnt)
         return act(self._acting[1], *arguments, explore=explore)
 
+    @_by_one_thread
     @naming_misspelt
     def play(
         self,
@@ -423,9 +449,10 @@ class Trainer:
         )
         self._plays += 1
         if not self.run.quiet:
-            print(played)
+            say(str(played))
         return played
 
+    @_by_one_thread
     @naming_misspelt
     def save(self, directory: str | Path, **others: Any) -> str:
         """Write a checkpoint of everything that is needed to continue.
@@ -454,11 +481,12 @@ class Trainer:
         training = self.session.training(self.run, LoggerGroup(), None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
 
+    @_by_one_thread
     def load(self, directory: str | Path) -> None:
-        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options and
-        as many environments.
+        """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options.
 
-        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint.
+        What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint. So
+        does a replay memory, unless there are more environments or fewer: then it starts empty.
 
         Args:
             directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
@@ -489,24 +517,19 @@ class Trainer:
         load = _ObjectMethod(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
-        """Say in a sentence with which other options, or in which other spaces, a checkpoint was made.
-
-        Empty if there are none.
+        """Say in which options or spaces a checkpoint differs, if any.
 
         Raises:
-            CheckpointError: it was made by another agent, or with another number of environments.
+            CheckpointError: it was made by another agent.
         """
         saved, current = found.header.get("specification") or {}, plain(self.session.specification)
         agents = saved.get("agent") or {}, current["agent"]
-        for name, there, here in (
-            ("type", *(agent.get("type") for agent in agents)),
-            ("n_envs", *(each.get("parallel_interactions") for each in (saved, current))),
-        ):
-            if there != here:
-                raise CheckpointError(
-                    f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its {name} is "
-                    f"{there}, not {here}."
-                )
+        there, here = (agent.get("type") for agent in agents)
+        if there != here:
+            raise CheckpointError(
+                f"The checkpoint {str(found.path)!r} does not fit {type(self).__name__}: its type is "
+                f"{there}, not {here}. Agent.load({str(found.path)!r}) makes the agent that it is of."
+            )
         was, now = (
             {**(each.get("spaces") or {}), **each["agent"]} for each in ({"agent": {}, **saved}, current)
         )
@@ -518,9 +541,7 @@ class Trainer:
         return f"The checkpoint {str(found.path)!r} was made with: {shown}." if shown else ""
 
     def _train_trial(self, training: TrainingLoop) -> Outcome:
-        """Train from report to report: at steps that are the same in every trial, so that a pruner
-        compares like with like.
-        """
+        """Train from report to report, at the same steps in every trial: a pruner compares like with like."""
         run = training.run
         if run.max_steps is None:
             raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
@@ -544,7 +565,6 @@ class Trainer:
         return outcome
 
     def _assign_models(self) -> None:
-        """Write the trained variables into the Keras models that the user gave."""
         algorithm = self.session.learner.algorithm
         weights = algorithm.weights(self.session.driver.learnt.state)
         for option, model in self.models.items():
@@ -603,7 +623,6 @@ class Trainer:
 
 
 def _count(envs: Any, n_envs: int | None) -> int | None:
-    """Return how many environments were given; None if only they know."""
     if isinstance(envs, list | tuple):
         return len(envs)
     if isinstance(envs, str):
@@ -613,11 +632,7 @@ def _count(envs: Any, n_envs: int | None) -> int | None:
 
 @functools.cache
 def trainer(name: str) -> type[Trainer]:
-    """Return the class of an algorithm by the name of its class in the table: `PPO`.
-
-    Raises:
-        SpecError: no algorithm is called so.
-    """
+    """Return the class of an algorithm by its name in the table, `PPO`; SpecError: there is none."""
     if name not in CLASSES:
         raise SpecError(f"There is no algorithm class {name!r}.{suggest(name, CLASSES)}")
     agent = CLASSES[name]

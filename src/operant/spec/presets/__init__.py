@@ -8,7 +8,7 @@ which benchmarks compare with.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,20 +35,8 @@ def every() -> Iterator[Preset]:
             yield Preset(file.stem, name, entry["settings"], entry["score"], entry.get("control", False))
 
 
-def markdown(agents: Collection[str]) -> str:
-    """Return the table of the presets of some agents, with what was measured."""
-    rows = [p for p in every() if p.agent in agents]
-    lines = ["| agent | preset | environment | mean return [95% interval over seeds] |", "|---|---|---|---|"]
-    lines += [f"| {p.agent} | `{p.name}` | {p.settings['env']} | {p.score} |" for p in rows]
-    return "\n".join(lines)
-
-
 def settings(agent: str, name: str) -> dict[str, Any]:
-    """Return the settings of a preset.
-
-    Raises:
-        SpecError: there is no such preset for the agent.
-    """
+    """Return the settings of a preset; SpecError: there is no such preset for the agent."""
     presets = {p.name: p for p in every() if p.agent == agent}
     if name not in presets:
         raise SpecError(f"There is no preset {name!r} for {agent}.{suggest(name, presets)}")

@@ -1,4 +1,4 @@
-"""State and action spaces: their components, checks of values, and conversion from and to Gymnasium's spaces.
+"""State and action spaces: components, checks of values, conversion from and to Gymnasium's.
 
 Inside operant an observation or an action is a flat dict of arrays by component name. `Space` knows the
 user's structure and converts at the boundary. Environment workers use this package: it never imports JAX.
@@ -6,7 +6,7 @@ user's structure and converts at the boundary. Environment workers use this pack
 
 from operant.spec.spaces.convert import Codec, SpaceCodec, from_gymnasium, to_gymnasium
 from operant.spec.spaces.leaf import Leaf
-from operant.spec.spaces.masks import beside, mask_name, masks_of
+from operant.spec.spaces.masks import beside, mask_name, masks_of, nested
 from operant.spec.spaces.space import RESERVED, Space, Spaces, require
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "from_gymnasium",
     "mask_name",
     "masks_of",
+    "nested",
     "require",
     "to_gymnasium",
 ]

@@ -1,11 +1,9 @@
-"""Conversion of Gymnasium's spaces, observations and actions to operant's and back.
-
-Gymnasium is imported when a conversion is asked for, not before.
-"""
+"""Conversion of Gymnasium's spaces, observations and actions to operant's and back; loads it when asked."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -16,11 +14,12 @@ from operant.errors import SpaceError, SpecError
 from operant.spec.spaces.fields import STORAGE, NDArray
 from operant.spec.spaces.leaf import Leaf
 from operant.spec.spaces.masks import SUFFIX, mask_name
+from operant.spec.spaces.narrowing import StorageConverter
 from operant.spec.spaces.space import RESERVED, Flat, Kind, Space, Spaces
 
-INFINITE = 1e6
-"""A bound of a Box that is this large counts as none: environments give large numbers where there is no
-limit."""
+INFINITE = 1e18
+"""A bound of a Box of floats that is this large counts as none, and so do the limits of 32- and 64-bit
+integers."""
 
 Node: TypeAlias = "SpacePart | dict[Any, Node] | tuple[Node, ...]"
 
@@ -49,10 +48,12 @@ class SpacePart:
     """Bounds to clip to, `[*shape]`."""
     high: NDArray | None = None
     pieces: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the components that are flattened and concatenated in this vector.
+    """Shapes of the components that are flattened and concatenated in this vector. Empty: it is not a
+    concatenation."""
 
-    Empty: it is not a concatenation.
-    """
+    @functools.cached_property
+    def _to_storage(self) -> StorageConverter:
+        return StorageConverter(self.shape, self.storage)
 
     @property
     def direct(self) -> bool:
@@ -87,16 +88,14 @@ class SpacePart:
         Raises:
             SpaceError: that would change a number, such as those of an image divided by 255.
         """
-        if given.dtype.kind == "f":
-            with np.errstate(over="ignore", invalid="ignore"):  # what becomes inf or NaN is found as such
-                given = given if self.start is None else given - self.start
-                stored = given.astype(self.storage)
-        elif given.dtype.kind in "biu":
-            given = given if self.start is None else given.astype(np.int64) - self.start
-            stored = given.astype(self.storage)
-        else:
-            stored = np.zeros(0, np.int8)
-        if stored.dtype.kind == "f" or (stored.size and (stored == given).all()):
+        real = given.dtype.kind in "biuf"
+        if self.start is not None and real:
+            given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
+        if self.storage.kind == "f" and real:
+            return self._to_storage(given, f"state {self.names[0]!r}")
+        with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
+            stored = given.astype(self.storage) if real else np.zeros(0, np.int8)
+        if stored.size and (stored == given).all():
             return stored
         numbers = "0 or 1" if self.storage.kind == "b" else f"numbers of type {self.dtype}"
         received = f"dtype {given.dtype}"
@@ -105,9 +104,7 @@ class SpacePart:
         raise SpaceError(f"The state {self.names[0]!r} must be {numbers}. Received: {received}.")
 
     def cut(self, array: Any) -> dict[str, Any]:
-        """Split a vector `[*B, P]`, of NumPy or JAX, into the components that are concatenated in it, by
-        name.
-        """
+        """Split a vector `[*B, P]`, of NumPy or JAX, into its components by name."""
         edges = np.cumsum([0, *map(math.prod, self.pieces)])
         places = zip(self.names, self.pieces, edges[:-1], edges[1:], strict=True)
         return {n: array[..., low:high].reshape(*array.shape[:-1], *shape) for n, shape, low, high in places}
@@ -169,10 +166,7 @@ class SpaceCodec:
     def encode(self, value: Any, batched: bool) -> Flat:
         """Return Gymnasium's value by flat component name, not copied where the type agrees.
 
-        Args:
-            value: a member of the space, or with `batched` what a vector environment gives: dicts and tuples
-                of arrays `[N, ...]`.
-            batched: whether there is a leading axis of environments.
+        With `batched` it is what a vector environment gives: dicts and tuples of arrays `[N, ...]`.
 
         Raises:
             SpaceError: an array has another shape than its space.
@@ -197,17 +191,13 @@ class SpaceCodec:
         return flat
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat components `[N?, ...]` as Gymnasium's value: the inverse of `encode`, clipped to the
-        bounds.
-        """
+        """Return flat components `[N?, ...]` as Gymnasium's value, clipped: the inverse of `encode`."""
         return _build(self.node, flat, batched)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Codec:
-    """Converts observations and actions between an environment of Gymnasium, single or vector, and
-    operant.
-    """
+    """Converts observations and actions from and to those of Gymnasium, single or vector."""
 
     observation: SpaceCodec
     action: SpaceCodec
@@ -217,9 +207,7 @@ class Codec:
         return self.observation.encode(observation, batched)
 
     def decode(self, action: Mapping[str, Any], batched: bool) -> Any:
-        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped to their
-        bounds.
-        """
+        """Return flat actions `[N?, ...]` as Gymnasium's environments take them, floats clipped."""
         return self.action.decode(action, batched)
 
     def decode_one(self, action: Mapping[str, Any], index: int) -> Any:
@@ -325,7 +313,6 @@ def from_gymnasium(
 
 
 def _is_empty(space: Any) -> bool:
-    """Tell whether a space is a Dict or Tuple that is empty, or holds only such spaces."""
     branches = getattr(space, "spaces", None)
     if branches is None:
         return False
@@ -335,7 +322,7 @@ def _is_empty(space: Any) -> bool:
 
 
 def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
-    """Return the forms that the masks of actions may take, by the name of the entry in the observation."""
+    """Return the forms that masks of actions may take, by the observation's entry."""
     forms: dict[str, list[MaskForm]] = {}
     shapes = {
         name: (*leaf.shape, leaf.num_values)
@@ -357,8 +344,6 @@ def _mask_forms(actions: Space, node: Node) -> dict[str, list[MaskForm]]:
 
 
 class _Reader:
-    """Reads one Gymnasium space into a tree of leaves and a tree of parts."""
-
     def __init__(self, kind: Kind, frames: int | None = None, channels_first: bool | None = False) -> None:
         self.kind = kind
         self.frames = frames or 1
@@ -415,10 +400,7 @@ class _Reader:
         )
 
     def _left_out(self, name: str) -> str:
-        """Return how to leave out an unsupported entry of the observation.
-
-        Empty if it is not an entry, or is nested.
-        """
+        """Return how to leave out an unsupported entry of the observation, if it is one and not nested."""
         if self.kind != "state" or not self.beside or "/" in name:
             return ""
         return f", or leave it out: gymnasium.wrappers.FilterObservation(env, filter_keys={self.beside})"
@@ -449,7 +431,7 @@ class _Reader:
         return leaf, SpacePart((name or self.kind,), (), space.dtype, leaf.storage, scalar=True, start=start)
 
     def _choices(self, space: Any, name: str, counts: NDArray, start: Any) -> tuple[Any, Node]:
-        """Read an array of choices: one component if all have as many values, else one for each entry."""
+        """Read an array of choices: one component if all have as many values, else one each."""
         start = np.asarray(start, np.int64)
         offset = start if start.any() else None
         storage = np.dtype(STORAGE["int"][0])
@@ -500,20 +482,25 @@ class _Reader:
         return self.frames > 1 and len(shape) > 1 and shape[0 if first else -1] == self.frames
 
     def _box_choices(self, space: Any, name: str, low: NDArray, high: NDArray) -> tuple[Any, Node]:
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise SpaceError(f"An action Box of integers must have both bounds. Received: {space!r}.")
-        return self._choices(space, name, (high - low + 1).astype(np.int64), low)
+        if not np.all(high - low < 2**31):  # nor infinite
+            raise SpaceError(
+                f"An action Box of integers must have both bounds, with at most 2147483648 values. "
+                f"Received: {space!r}."
+            )
+        low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+        return self._choices(space, name, high - low + 1, low)
 
 
 def _open(bound: NDArray) -> Any:
     wide = bound.astype(np.float64)
-    return np.where(np.abs(wide) >= INFINITE, np.copysign(np.inf, wide), wide)
+    if bound.dtype.kind in "iu" and bound.dtype.itemsize < 4:
+        return wide
+    limit = np.iinfo(bound.dtype).max if bound.dtype.kind in "iu" else INFINITE
+    return np.where(np.abs(wide) >= float(limit), np.copysign(np.inf, wide), wide)
 
 
 def _storage(space: Any) -> str:
-    """Return the type in which to store a Box: its own where allowed, int32 where it suffices, else
-    float32.
-    """
+    """Return the type in which to store a Box: its own, or int32 where it suffices, else float32."""
     if space.dtype.name in STORAGE["float"]:
         return str(space.dtype.name)
     info = np.iinfo(np.int32)
@@ -523,12 +510,10 @@ def _storage(space: Any) -> str:
 
 
 def to_gymnasium(space: Space) -> Any:
-    """Return the Gymnasium space of the same values.
+    """Return the Gymnasium space of the same values, without what Gymnasium cannot express.
 
-    `from_gymnasium(..., channels_first=False)` reads it back as an equal space.
-
-    What Gymnasium cannot express is lost: `frames`, bounds of 1e6 and more, and that a state is an `int`
-    without `num_values` (it comes back as a number stored as int32).
+    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it comes back
+    as a number stored as int32). `from_gymnasium(..., channels_first=False)` reads back an equal space.
     """
     return _to_gymnasium(space.tree)
 

@@ -26,6 +26,7 @@ from operant.spec.spaces.fields import (
     read_shape,
     read_type,
 )
+from operant.spec.spaces.narrowing import StorageConverter
 
 MOST_CHANNELS = 16
 """The most channels (times stacked frames) with which an image's order of axes can be told from its shape."""
@@ -50,10 +51,8 @@ class Leaf:
     min_value: Bound = None
     max_value: Bound = None
     dtype: str = ""
-    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool.
-
-    Image frames: type float, dtype uint8.
-    """
+    """NumPy type in which it is stored and replayed; empty: float32, int32 or bool. Image frames: type float,
+    dtype uint8."""
     frames: int = 1
     """Above 1, the last axis holds this many successive frames, oldest first: a replay memory may store
     each frame once."""
@@ -82,7 +81,6 @@ class Leaf:
             )
 
     def _read_choice(self, count: Any, write: Any) -> None:
-        """Check `num_values`; of the bounds, keep only `min_value`, the offset."""
         if self.type != "int":
             raise SpecError(f"num_values is for type 'int' only. Received: type={self.type!r}.")
         if not is_whole(count) or count < 1:
@@ -162,10 +160,6 @@ class Leaf:
 
     @property
     def _ends(self) -> tuple[NDArray, NDArray]:
-        """`min_value` and `max_value` as arrays.
-
-        A single number for all entries is not broadcast to the shape.
-        """
         kind = np.float32 if self.type == "float" else np.float64
         low, high = bound_array(self.min_value, (), -np.inf), bound_array(self.max_value, (), np.inf)
         return low.astype(kind), high.astype(kind)
@@ -207,9 +201,7 @@ class Leaf:
 
     @functools.cached_property
     def channels_first(self) -> bool:
-        """Whether it is clearly an image with channels, or stacked frames, first.
-
-        Networks expect these as last axis.
+        """Whether it is clearly an image with channels or frames first, which networks expect as last axis.
 
         That is clear with at most 16 of them before a height and width of more than 16, if the values are
         bytes from 0 to 255. Of floats there must be at most 4, or a height and width of at least 32: a board
@@ -240,9 +232,7 @@ class Leaf:
         return self.num_values is not None and self.min_value is not None
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as JSON data, from which `read` makes an
-        equal leaf.
-        """
+        """Return the fields that differ from their defaults as JSON data, for `read`."""
         spec: dict[str, Any] = {"type": self.type}
         if self.shape:
             spec["shape"] = list(self.shape)
@@ -266,11 +256,10 @@ class Leaf:
         clip: bool = False,
         tolerant: bool = False,
     ) -> NDArray:
-        """Check a user's value and return it as stored: in `dtype`, without the offset, not copied if it
-        already fits.
+        """Check a value `[*batch, *shape]` and return it as stored: in `dtype`, without offset.
 
         Args:
-            value: array-like `[*batch, *shape]`.
+            value: array-like; not copied if it fits already.
             label: names the component in messages.
             batch_shape: the leading axes; None: any.
             values: whether to check the numbers, too (NaN, infinities, range), not only shape and kind.
@@ -304,15 +293,14 @@ class Leaf:
                 f"The {label} must have shape {self.shape}{batch}. Received: shape {array.shape}.{remedy}"
             )
         if self.storage.kind == "f" and array.dtype is not self.storage:
-            with np.errstate(over="ignore"):  # a float64 that is too large becomes inf, which is then refused
-                array = array.astype(self.storage)
+            array = self._to_storage(array, label)
         if clip and self.storage.kind == "f" and self._limits[0] is not None:
             array = np.asarray(np.clip(array, *self._limits))
         if values or (array.dtype is not self.storage and self.storage.kind in "iu"):  # which would wrap
             self._check_values(array, label, tolerant)
         if self.has_offset:
             array = array.astype(np.int64) - self.offset
-        return array if array.dtype is self.storage else array.astype(self.storage)
+        return array if array.dtype is self.storage else self._to_storage(array, label)
 
     def _check_values(self, array: NDArray, label: str, tolerant: bool) -> None:
         low, high = self._limits
@@ -346,9 +334,7 @@ class Leaf:
 
     @functools.cached_property
     def rounded(self) -> Leaf:
-        """The same leaf with bounds rounded to the storage type, so that 4.8 and the float32 nearest to it
-        are equal bounds.
-        """
+        """The same leaf with bounds as stored: 4.8 and the float32 nearest to it are equal then."""
         if self.storage.kind != "f":
             return self
 
@@ -403,14 +389,14 @@ class Leaf:
 
     @functools.cached_property
     def _range(self) -> tuple[int, int] | None:
-        """Smallest and largest value of a component that is a single integer, if both are known.
-
-        Else None.
-        """
         low, high = self._limits
         if self.type != "int" or self.shape or low is None or high is None:
             return None
         return int(low), int(high)
+
+    @functools.cached_property
+    def _to_storage(self) -> StorageConverter:
+        return StorageConverter(self.shape, self.storage)
 
     @functools.cached_property
     def _kinds(self) -> str:
@@ -418,7 +404,7 @@ class Leaf:
 
     @functools.cached_property
     def _limits(self) -> tuple[NDArray | None, NDArray | None]:
-        """The bounds in the type in which values are compared; a single number where all entries agree."""
+        """The bounds in the type in which values are compared; one number where all entries agree."""
         if self.storage.kind == "b":
             return None, None
         low, high = self.low, self.high
@@ -461,7 +447,6 @@ def _as_array(value: Any, label: str) -> NDArray:
 
 
 def _first(array: NDArray, bad: NDArray) -> tuple[Any, str]:
-    """Return the first bad entry, and where it is, for a message."""
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return array[index], f" at index {index}" if index else ""
 

@@ -1,6 +1,4 @@
-"""Action masks among the components of an observation: their names, and their places in the user's
-structure.
-"""
+"""Action masks among an observation's components: their names and places in the user's structure."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ def masks_of(observation: Mapping[str, T]) -> dict[str, T]:
 
 
 def beside(states: Any, masks: Mapping[str, Any]) -> Any:
-    """Return states in the user's structure with masks, given by the names of their actions, put in their
-    places.
+    """Return states in the user's structure with masks, by the names of their actions, in their places.
 
     A single unnamed state gets the name `state`, to stand beside them.
     """
@@ -38,8 +35,15 @@ def beside(states: Any, masks: Mapping[str, Any]) -> Any:
     return states
 
 
+def nested(flat: Mapping[str, T]) -> dict[str, Any]:
+    """Return a flat dict as a nested one, by the paths that are its keys."""
+    tree: dict[str, Any] = {}
+    for name, x in flat.items():
+        tree = _put(tree, name, x)
+    return tree
+
+
 def _put(tree: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Return a nested dict with one more entry, at the path `name` (`arm/grip_mask`)."""
     head, _, tail = name.partition("/")
     return {**tree, head: _put(tree.get(head, {}), tail, value) if tail else value}
 

@@ -96,9 +96,7 @@ class Space:
 
     @property
     def frames(self) -> dict[str, int]:
-        """How many frames each component holds that is a stack of them: a replay memory may store each
-        frame once.
-        """
+        """How many frames each stack of them holds: a replay memory may store each frame once."""
         return {name: leaf.frames for name, leaf in self.components.items() if leaf.frames > 1}
 
     def __eq__(self, other: object) -> bool:
@@ -119,13 +117,8 @@ class Space:
     ) -> Flat:
         """Check a value in the user's structure and return it flat, as stored (see `Leaf.accept`).
 
-        Args:
-            value: nested like the space; a single unnamed component bare, or in a dict under its default
-                name.
-            batch_shape: the leading axes that every component must have; None: any, but the same for all.
-            values: whether to check the numbers, too (NaN, infinities, range), not only structure, shape and
-                kind.
-            clip: whether to clip floats to their bounds first.
+        A single unnamed component comes bare, or in a dict under its default name. The leading axes
+        `batch_shape` (None: any) are those of every component.
 
         Raises:
             SpaceError: the value does not fit; names the component, what it must be and what was received.
@@ -154,10 +147,7 @@ class Space:
         return flat
 
     def flatten(self, value: Any) -> Flat:
-        """Return a value flat and as stored, with any leading axes.
-
-        Only structure, shapes and kinds are checked.
-        """
+        """Return a value flat and as stored, any leading axes; structure, shapes and kinds are checked."""
         return self.check(value, None, values=False)
 
     def unflatten(self, flat: Mapping[str, Any]) -> Any:
@@ -262,11 +252,8 @@ class Spaces:
     def read(cls, states: Any, actions: Any, masks: Collection[str] = ()) -> Spaces:
         """Make spaces from specifications; entries `<action>_mask` among the states become masks.
 
-        Args:
-            states: what `Space` reads. A mask among them is bool, of shape
-                `(*shape of the action, num_values)`.
-            actions: what `Space` reads.
-            masks: names of further actions whose mask comes with the observation.
+        A mask among the states is bool, of shape `(*shape of the action, num_values)`; `masks` are the names
+        of further actions whose mask comes with the observation.
 
         Raises:
             SpecError: a specification is not understood, or a mask does not fit its action.
@@ -300,10 +287,7 @@ class Spaces:
     def mask_leaf(self, action: str) -> Leaf:
         """Return the mask of an action as a component: bool, `[*shape, num_values]`."""
         leaf = self.actions.components[action]
-        if leaf.num_values is None:
-            raise SpecError(
-                f"Only 'int' actions can be masked. Received: action {action!r} of type {leaf.type!r}."
-            )
+        assert leaf.num_values is not None
         return Leaf("bool", (*leaf.shape, leaf.num_values))
 
     @functools.cached_property
@@ -364,12 +348,7 @@ class Spaces:
         return mask
 
     def unflatten(self, observation: Mapping[str, Any]) -> Any:
-        """Return a flat observation in the user's structure and range, masks beside the states: the inverse
-        of `observe`.
-
-        Raises:
-            SpaceError: a component is missing, or there is none of that name.
-        """
+        """Return a flat observation in the user's structure and range; SpaceError: other names."""
         states, masks = dict(observation), {}
         for action in self.masks:
             if (name := mask_name(action)) not in states:
@@ -378,9 +357,7 @@ class Spaces:
         return beside(self.states.unflatten(states), masks)
 
     def declaration(self) -> Any:
-        """Return the specification of the states as an environment gives it: JSON data, masks declared
-        beside the states.
-        """
+        """Return the specification of the states as an environment gives it: JSON data, masks beside them."""
         states = self.states.to_spec()
         if self.masks and self.states.single:
             states = {"state": states}
@@ -403,11 +380,7 @@ class Spaces:
 def require(spaces: Spaces, algorithm: str, allowed: Collection[str], instead: str) -> None:
     """Refuse actions of a type that an algorithm does not support.
 
-    Args:
-        spaces: those of the agent.
-        algorithm: the name of the algorithm, for the message.
-        allowed: the types of actions that it supports, out of `float`, `int`, `bool`.
-        instead: what to use for the others.
+    `allowed` are types out of `float`, `int`, `bool`; `instead` says what to use for the others.
 
     Raises:
         SpaceError: an action is of another type; names the algorithm, the action, its type and what to use.

@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
 from operant.agents.base.allocation import compiled, initializer, memory_errors
-from operant.agents.base.learner import ENV, Learner, TrainState, reset_carry
+from operant.agents.base.learner import Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
+from operant.spec.streams import Purpose
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
@@ -27,9 +28,7 @@ CHECK_STEPS = 8192
 
 
 class RunnerState(NamedTuple):
-    """The environments' part of a device run: everything beside `TrainState` that is needed to continue
-    it.
-    """
+    """The environments' part of a device run: what continuing it needs beside `TrainState`."""
 
     actors: native_env.NativeActors
     carry: Tree
@@ -41,10 +40,7 @@ class RunnerState(NamedTuple):
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes that ended, per row and actor.
-
-    And values that were not finite, which end none: see `DeviceRun.collect`.
-    """
+    """Episodes that ended, per row and actor, and values that were not finite (see `DeviceRun.collect`)."""
 
     ended: Bool[Array, "R N"]
     valid: Int[Array, " R"]
@@ -70,7 +66,7 @@ class DeviceRun:
 
     def begin(self, key: Key) -> RunnerState:
         """Start the environments of a run with this key."""
-        actors = native_env.start(self.env, fold(key, ENV), self.n)
+        actors = native_env.start(self.env, fold(key, Purpose.ENV), self.n)
         carry = self.learner.algorithm.initial_carry(self.n)
         n = self.n
         return RunnerState(
@@ -78,9 +74,7 @@ class DeviceRun:
         )
 
     def restart(self, key: Key, rows: Array, last: Arrays) -> RunnerState:
-        """Begin new episodes in a run with this key, after one more row, number `rows`, that closes the
-        open ones with these last observations.
-        """
+        """Begin new episodes after one more row, number `rows`, that closes the open ones with `last`."""
         world = self.begin(key)
         actors = world.actors._replace(
             observation=last, ended=jnp.ones(self.n, bool), row=rows + jnp.uint32(1)
@@ -90,9 +84,7 @@ class DeviceRun:
     def iterate(
         self, train: TrainState, world: RunnerState, meter: Array, count: Array, limit: int
     ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
-        """Run `count` blocks (at most `limit`): collect, learn.
-
-        Return the episodes that ended, with an axis of blocks first.
+        """Run `count` blocks (at most `limit`): collect, learn; episodes' ends have an axis of blocks first.
 
         `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
         """
@@ -113,7 +105,7 @@ class DeviceRun:
         calls = before.rows // jnp.uint32(self.learner.rows) + jnp.arange(limit, dtype=jnp.uint32)
         keys = jax.vmap(lambda call: jax.random.key_data(self.learner.update_key(train.key, call)))(calls)
         impl = jax.random.key_impl(train.key)
-        env_key = fold(train.key, ENV)
+        env_key = fold(train.key, Purpose.ENV)
         # Values from a row that are not finite are caught in that row; the first observations of a run come
         # from no row.
         actors, begun = world.actors, self._faults(world.actors.observation)
@@ -178,7 +170,6 @@ class DeviceRun:
         return block, world, ends
 
     def _faults(self, observation: Arrays, reward: Float[Array, " N"] | None = None) -> UInt[Array, " N"]:
-        """Find what is not finite or of its space, as in `EpisodeEnds.fault`."""
         fault = jnp.zeros(self.n, jnp.uint16)
         if reward is not None:
             fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
@@ -195,10 +186,7 @@ class DeviceRun:
         return (x >= jnp.broadcast_to(low, x.shape)) & (x <= jnp.broadcast_to(high, x.shape))
 
     def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
-        """Let these actors begin another episode with the next row.
-
-        Replace values of observations that are not of their space by 0.
-        """
+        """Let these actors begin another episode with the next row, with 0 for what is not of their space."""
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
@@ -206,10 +194,7 @@ class DeviceRun:
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value that was not finite or of its space, if any, for an environment so named.
-
-        Leaves of `ends` are `[blocks, rows, ...]`.
-        """
+        """Describe the first value not finite or of its space, if any; `ends` has leaves `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
@@ -234,16 +219,10 @@ class DeviceRun:
 
 
 class DeviceDriver(NativeDriver):
-    """One run on a native environment, for the training loop.
+    """One run of `n` actors on a native environment, for the training loop; the name is for messages.
 
-    Args:
-        learner: the algorithm.
-        env: the environment.
-        n: actors.
-        key: root of the run's randomness.
-        devices: over which the actors and the work on their experience are spread.
-        train: the learning state, if there is one already.
-        name: of the environment, for messages.
+    The actors and the work on their experience are spread over the devices. `train` is the learning state, if
+    there is one already.
 
     Raises:
         SpecError: the actors cannot be divided evenly among the devices.
@@ -304,9 +283,8 @@ class DeviceDriver(NativeDriver):
     def advance(self, blocks: int) -> list[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
-        Raises:
-            EnvironmentError: an environment gave a value that is not finite. All other rows are learnt from,
-                and new episodes begin.
+        Values that are not finite are an EnvironmentError; other rows are learnt from, and new episodes
+        begin.
         """
         self.unreported = ()
         blocks = min(blocks, self.blocks)

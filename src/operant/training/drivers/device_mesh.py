@@ -1,6 +1,4 @@
-"""The devices of a run: one, or several that share the actors of JAX-native environments and the work on
-them.
-"""
+"""The devices of a run: one, or several that share the actors of JAX-native environments and their work."""
 
 from __future__ import annotations
 
@@ -21,14 +19,10 @@ T = TypeVar("T", bound=Tree)
 
 
 class Devices:
-    """The first `n` of JAX's devices, those of all processes if several run together
-    (`operant.spec.runtime.join`).
+    """The first `n` of JAX's devices, those of all processes that run together (`spec.runtime.join`).
 
     The learning state is replicated on each of them, actors are divided among them, and XLA sums gradients
     over devices. A run computes the same numbers on any number of devices, up to the order of summation.
-
-    Args:
-        n: how many.
 
     Raises:
         SpecError: JAX has fewer, or several processes share a run and `n` is not all of their devices.
@@ -56,11 +50,7 @@ class Devices:
         self._mesh = Mesh(np.asarray(devices[:n]), (AXIS,))
 
     def divide(self, units: int, name: str) -> None:
-        """Refuse units that cannot be divided evenly among the devices.
-
-        Raises:
-            SpecError: names the option.
-        """
+        """Refuse units that cannot be divided evenly among the devices: a SpecError names the option."""
         if units % self.size:
             raise value_error(name, f"a multiple of n_devices={self.size}", units)
 
@@ -87,9 +77,7 @@ class Devices:
         return whole
 
     def agree(self, seconds: float, flag: bool) -> tuple[float, bool]:
-        """Return what the first process says: all must come to the same decisions, and no two clocks
-        agree.
-        """
+        """Return what the first process says: all must decide alike, and no two clocks agree."""
         if self.processes == 1:
             return seconds, flag
         from jax.experimental import multihost_utils
@@ -103,8 +91,9 @@ class Devices:
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def jit(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
-        """Return a jitted function whose first results replace its donated first arguments, and are placed
-        on the same devices; to be compiled in `mesh`.
+        """Return a jitted function, to be compiled in `mesh`.
+
+        Its first results replace its donated first arguments, and are placed on the same devices.
         """
         if self._mesh is None:
             return jax.jit(function, donate_argnums=donate)

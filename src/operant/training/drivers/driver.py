@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,22 +14,17 @@ from operant.training.episodes import EpisodeResult
 
 
 class Driver(abc.ABC):
-    """Moves rows between an algorithm and environments.
+    """Moves rows of `n` actors between an algorithm and environments.
 
-    Args:
-        learner: the algorithm.
-        n: actors.
-        check_steps: environment steps of one call: few enough that the clock and the target are looked at
-            often, many enough that this costs nothing. Fixed, not measured, so that a run stops at the same
-            step every time.
+    `check_steps`, the environment steps of one call, are few enough that the clock and the target are looked
+    at often, and many enough that this costs nothing. Fixed, not measured: a run always stops at the same
+    step.
     """
 
     train: TrainState
     """Everything that is needed to continue, except the environments."""
     unreported: Sequence[EpisodeResult] = ()
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
-    deadline: float = math.inf
-    """Time (`time.perf_counter`) from which an incomplete block is discarded. A compiled one is completed."""
     processes: int = 1
     """How many processes train together."""
 
@@ -45,14 +39,16 @@ class Driver(abc.ABC):
 
     @property
     def learnt(self) -> TrainState:
-        """The same without a replay memory, for all that only acts: a copy of a memory may not fit on the
-        device.
-        """
+        """The same without a replay memory, of which a copy may not fit on the device: for acting."""
         return without_buffer(self.train)
 
     @abc.abstractmethod
     def advance(self, blocks: int) -> list[EpisodeResult]:
         """Collect and learn from that many blocks; return the episodes that ended, in order of time."""
+
+    def end_by(self, deadline: float) -> None:
+        """Discard a block that is not complete by then (`time.perf_counter`); a compiled one is completed."""
+        return None
 
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:

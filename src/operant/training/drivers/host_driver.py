@@ -1,6 +1,4 @@
-"""The host driver: vectors of any environments, one compiled `act` per row and one compiled `update` per
-block.
-"""
+"""The host driver, for any environments: one compiled `act` per row and one `update` per block."""
 
 from __future__ import annotations
 
@@ -14,17 +12,14 @@ import numpy as np
 
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import TrainState, reset_carry
-from operant.envs.vector.base import VectorEnv, VectorStep
+from operant.envs.vector.base import AbandonedError, VectorEnv, VectorStep
+from operant.spec.streams import Purpose, derived_seed
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree
 
 CHECK_STEPS = 512
 """Environment steps of one call (see `Driver`)."""
-
-
-class _BlockAbandonedError(Exception):
-    """A block takes longer than the driver is allowed."""
 
 
 class HostDriver(Driver):
@@ -67,7 +62,7 @@ class HostDriver(Driver):
         """
         finished: list[EpisodeResult] = []
         self.unreported = finished
-        with contextlib.suppress(_BlockAbandonedError):
+        with contextlib.suppress(AbandonedError):
             for _ in range(blocks):
                 block = self._block(finished)
                 noise = self.engine.noise(self._row)
@@ -76,6 +71,10 @@ class HostDriver(Driver):
                 jax.block_until_ready(self._next.action)
         self.unreported = ()
         return finished
+
+    def end_by(self, deadline: float) -> None:
+        """Discard a block that is not complete by then."""
+        self.env.deadline = deadline
 
     def _block(self, finished: list[EpisodeResult]) -> Rollout:
         """Collect one block; if the last one broke off, begin new episodes first."""
@@ -107,7 +106,6 @@ class HostDriver(Driver):
         return VectorStep(observation, np.zeros(self.engine.n, np.float32), no, no)
 
     def _collect(self, finished: list[EpisodeResult]) -> Rollout:
-        """Fill the buffer with the rows of one block."""
         engine, env, buffer = self.engine, self.env, self._buffer
         observation, action = self._begin(), self._next
         carry, first, ended = self._carry, self._first, self._ended
@@ -115,8 +113,8 @@ class HostDriver(Driver):
             carry = self._reset_carry(carry, first)
             buffer = buffer._replace(carry=jax.tree.map(np.asarray, carry))
         for t in range(engine.learner.rows):
-            if self.deadline < math.inf and time.perf_counter() >= self.deadline:
-                raise _BlockAbandonedError
+            if env.deadline < math.inf and time.perf_counter() >= env.deadline:
+                raise AbandonedError
             for name, value in observation.items():
                 buffer.observation[name][t] = value
             if action is None:
@@ -173,10 +171,7 @@ class HostDriver(Driver):
         return self.engine.scale_lr(factor)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what is needed to continue beside the engine's `TrainState`, as a tree of arrays.
-
-        Valid between blocks.
-        """
+        """Return, between blocks, the arrays that continuing needs beside the engine's `TrainState`."""
         return {"observation": dict(self._begin()), "ended": self._ended.copy()}
 
     def snapshot_like(self) -> dict[str, Any]:
@@ -190,9 +185,8 @@ class HostDriver(Driver):
     def restore(self, train: TrainState, snapshot: dict[str, Any], step: int | None = None) -> None:
         """Continue from a snapshot: the environments restart, the open episodes are cut.
 
-        Row 0 becomes the last row of every open episode, with the last observation of the earlier process.
-        Thus the experience stays correct, and nothing bootstraps from the first observation of another
-        episode.
+        Row 0 becomes the last row of every open episode, with the last observation of the earlier process, so
+        that nothing bootstraps from the first observation of another episode.
         """
         self.train = train
         self._row = self.engine.counter("rows")
@@ -200,8 +194,8 @@ class HostDriver(Driver):
         self._begin_anew(snapshot["observation"])
 
     def _begin_anew(self, last: dict[str, np.ndarray]) -> None:
-        """Begin new episodes, after a row that only closes the open ones with these observations."""
-        begun = self.env.reset(self._seed + self.engine.counter("updates"))
+        """Begin new episodes, after a row that only closes the open ones with `last`."""
+        begun = self.env.reset(derived_seed(self._seed, Purpose.ENV, self.engine.counter("rows")))
         self._fresh = {name: np.array(value) for name, value in begun.items()}
         self._observation = last
         self._ended = np.ones(self.engine.n, bool)

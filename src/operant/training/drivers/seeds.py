@@ -29,7 +29,7 @@ from operant.types import Array, Key, Tree
 
 
 class MultiSeedRunner:
-    """Independent runs on a native environment, one per key.
+    """Independent runs of `n` actors on a native environment, one per key.
 
     On an accelerator `vmap` makes them one program with one more axis. On CPU one program is called for each
     run, by as many threads as there are cores: under `vmap` both branches of every condition are computed,
@@ -76,19 +76,13 @@ class MultiSeedRunner:
         self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
-        """What was wrong with each run's environments in the last call of `advance`.
-
-        Such a run began new episodes.
-        """
+        """What was wrong with each run's environments in the last call of `advance`. Such a run began new
+        episodes."""
 
     def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
-        """Run that many blocks (at most `self.blocks`).
+        """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in time order.
 
-        Return each run's finished episodes, in order of time.
-
-        Args:
-            blocks: how many.
-            wanted: the runs that need them (default: all). Others may advance with them.
+        The runs that are not `wanted` (default: all are) may advance with the others.
 
         Raises:
             Exception: what a call raised; other runs have advanced, and their episodes are in `unreported`.
@@ -167,7 +161,6 @@ class _SeparateRuns:
         return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
 
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        """Let the wanted runs advance."""
         loop = self.compiled
 
         def call(index: int) -> tuple[SeedState, EpisodeEnds]:
@@ -194,8 +187,6 @@ class _SeparateRuns:
 
 
 class _VmapRuns:
-    """All runs as one, with one more axis."""
-
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
         init = functools.partial(begun, learner)
         train = initializer(learner, loop.n, init, keys, hyper)(keys, hyper)
@@ -210,7 +201,6 @@ class _VmapRuns:
         return compiled(jax.jit(mapped, donate_argnums=(0, 1, 2)), (*self._state, np.int32(0)))
 
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        """Let all runs advance."""
         with memory_errors:
             *state, ends = self.compiled(*self._state, np.int32(blocks))
         self._state = SeedState(*state)
@@ -238,13 +228,7 @@ class _PartOfRun:
 
 
 class SeedDriver(NativeDriver):
-    """One of several runs as a driver for the training loop, except that only all of them advance, at once.
-
-    Args:
-        runner: the runs.
-        index: which of them this is.
-        n: its actors.
-    """
+    """Run `index` of several as a driver for the training loop, except that only all advance, at once."""
 
     train = _PartOfRun("train")
     learnt = _PartOfRun("learnt")
@@ -270,8 +254,8 @@ def begun(learner: Learner, keys: Key, hyper: Array) -> TrainState:
     """Initialise the learning state of each of `S` runs, with keys `[S]` and traced options `[S, H]`.
 
     On CPU one after the other: JAX's kernels for batches of matrices, such as the factorisations of
-    orthogonal initialisers, wait for threads of the same pool that they run in. In a pool of two threads, two
-    such kernels wait for ever (JAX 0.10.2).
+    orthogonal initialisers, wait for threads of their own pool; two of them in a pool of two wait for ever
+    (JAX 0.10.2).
     """
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda run: learner.init(*run), (keys, hyper))
@@ -285,9 +269,7 @@ def _of(tree: Tree, index: int | Array) -> Tree:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _with(tree: Tree, index: Array, one: Tree) -> Tree:
-    """Put one run's arrays among those of all, which are written to where they are: a copy would need
-    their memory once more.
-    """
+    """Put one run's arrays in their place among those of all: a copy would need the memory once more."""
 
     def put(all_: Array, value: Array) -> Array:
         value = jax.random.key_data(value) if _is_key(value) else value
@@ -301,7 +283,7 @@ def _is_key(x: Array) -> bool:
 
 
 def _over(x: Array, f: Callable[[Array], Array]) -> Array:
-    """Apply a function to an array, or to the words of a key: JAX would count slicing a key as using it."""
+    """Apply a function to an array or to the words of a key: JAX would count slicing a key as using it."""
     if not _is_key(x):
         return f(x)
     return jax.random.wrap_key_data(f(jax.random.key_data(x)), impl=jax.random.key_impl(x))
