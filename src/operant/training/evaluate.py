@@ -98,7 +98,7 @@ class Evaluation:
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
-        """Run the episodes due at a step, by the policy's best actions; fewer if one had no end, None if `stop`
+        """Run the episodes due at a step, by the best actions; fewer if one had no end, None if `stop`
         was True before.
         """
         seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)

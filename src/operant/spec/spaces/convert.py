@@ -512,7 +512,7 @@ def _storage(space: Any) -> str:
 def to_gymnasium(space: Space) -> Any:
     """Return the Gymnasium space of the same values, without what Gymnasium cannot express.
 
-    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it comes back
+    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it returns
     as a number stored as int32). `from_gymnasium(..., channels_first=False)` reads back an equal space.
     """
     return _to_gymnasium(space.tree)

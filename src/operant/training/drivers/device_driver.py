@@ -194,7 +194,7 @@ class DeviceRun:
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value not finite or of its space, if any; `ends` has leaves `[blocks, rows, ...]`."""
+        """Describe the first value that is not of its space, if any; `ends`: leaves `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
