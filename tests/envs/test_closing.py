@@ -108,3 +108,32 @@ def test_a_vector_of_gymnasium_s():
 def test_check_env_tells():
     with pytest.raises(EnvironmentError, match=r"close raised RuntimeError: window is gone\. Correct it"):
         check_env(Unclosing)
+
+
+class Raising(Unclosing):
+    def __init__(self, how="huge"):
+        self.how = how
+
+    def step(self, action):
+        raise UntoldError if self.how == "text" else RuntimeError("x" * 10_000_000)
+
+    def close(self):
+        pass
+
+
+class Untold(Raising):
+    def __init__(self):
+        super().__init__("text")
+
+
+@pytest.mark.parametrize("mode", ["in-process", "processes"])
+def test_texts_of_exceptions_may_be_huge_or_missing(mode):
+    for make, text in (
+        (Raising, r"RuntimeError.*x{2000}\.\.\. \(10000000 "),
+        (Untold, r"text raises ValueError"),
+    ):
+        with create([make] * 2, mode=mode) as vector:
+            vector.reset(0)
+            with pytest.raises(EnvironmentError, match=text) as caught:
+                vector.step({"action": np.zeros(2, np.int32)})
+            assert len(str(caught.value)) < 10_000

@@ -3,6 +3,7 @@
 import datetime
 import errno
 import os
+import shutil
 import threading
 import types
 from pathlib import Path
@@ -13,8 +14,10 @@ from tests.execution.test_agent import NET
 
 from operant import checkpoint
 from operant.checkpoint import durable
+from operant.cli import main
 from operant.errors import UsageError
 from operant.spec.run import RunConfig
+from operant.training.loop import TrainingLoop
 from operant.training.run_dir import claimed, held, new_directory
 from operant.training.train import ExperimentConfig, resumed, train
 
@@ -162,3 +165,33 @@ def test_a_lock_file_that_its_holder_removes_is_held_by_nobody(tmp_path, monkeyp
     with held(tmp_path), pytest.raises(UsageError, match="Another process trains in"), held(tmp_path):
         pass
     assert removed
+
+
+@pytest.mark.filterwarnings("ignore:TensorBoard failed")
+@pytest.mark.parametrize("gone", [["run.json"], ["run.json", "events"]])
+def test_what_was_removed_meanwhile_is_told(gone, tmp_path, capsys, monkeypatch):
+    loop = TrainingLoop.loop
+
+    def looped(self):
+        outcome = loop(self)
+        for name in gone:
+            path = tmp_path / "run" / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return outcome
+
+    monkeypatch.setattr(TrainingLoop, "loop", looped)
+    options = ["--env", "jax:CartPole-v1", "--n-steps", "16", "--max-steps", "40"]
+    assert main(["train", "ppo", *options, "--run-dir", str(tmp_path / "run")]) == (
+        "events" in gone
+    )  # what it misses is an error
+    told = capsys.readouterr().out
+    assert (
+        f"{' and '.join(gone)} are missing in {tmp_path / 'run'}: removed meanwhile. Without run.json" in told
+    )
+    assert "Everything was written" not in told
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, durable.replaced(tmp_path / "x.npz"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "x.npz") and not list(tmp_path.iterdir())

@@ -161,6 +161,10 @@ def temporary(final: Path) -> Iterator[Path]:
         if os.name != "posix":  # an open file can be neither renamed nor removed there
             os.close(held)
         yield path
+    except OSError as error:
+        if error.filename is None:  # a full disk, as writing to an open file tells it
+            error.filename = str(final)
+        raise
     finally:
         path.unlink(missing_ok=True)
         if os.name == "posix":

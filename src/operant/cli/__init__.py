@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -74,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         name = error.filename
         where = "" if name is None else f": {(shown(name) if isinstance(name, str) else name)!r}"
-        print(f"operant: {error.strerror or error}{where}", file=sys.stderr)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is not None
+        remedy = ". Make room there." if full else ""
+        print(f"operant: {error.strerror or error}{where}{remedy}", file=sys.stderr)
         return 1
 
 

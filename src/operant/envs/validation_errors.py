@@ -264,9 +264,13 @@ def brief(value: Any) -> str:
 def text_of(error: BaseException) -> str:
     """Return the text of somebody's exception, which may be huge, or itself raise."""
     try:
-        text = str(error)
+        return shortened(str(error))
     except Exception as fault:
         return f"(its text raises {type(fault).__name__})"
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning and how long it is."""
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text)} characters)"
 
 

@@ -404,10 +404,12 @@ class TrainingLoop:
             assert self.directory is not None  # otherwise nothing is written
             newest = checkpoint.latest(self.directory)
             after = "begins anew: there is no other" if newest is None else f"goes on from {shown(newest)!r}"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "Make room there" if full else "See that it can be written"
             raise OSError(
                 error.errno or errno.EIO,
                 f"{error.strerror or error}: the last checkpoint, at step {self.step}, could not be written "
-                f"to {shown(self.directory)!r}. Make room there, then resume the run, which {after}.",
+                f"to {shown(self.directory)!r}. {remedy}, then resume the run, which {after}.",
             ) from error
         return self._outcome(reason)
 

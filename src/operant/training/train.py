@@ -403,5 +403,10 @@ def _farewell(outcome: Any, directory: Path, command: str) -> str:
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: {command}")
-    lines.append(f"Everything was written to {shown(directory)}")
+    gone = [name for name in ("run.json", "events") if not (directory / name).exists()]
+    if gone:
+        lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
+        lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
+    else:
+        lines.append(f"Everything was written to {shown(directory)}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from operant.envs.connection import Connection
 from operant.envs.remote import wire
 from operant.envs.remote.restarting import EnvDescription
 from operant.envs.remote.wire import Schema, WireError
+from operant.envs.validation_errors import shortened, text_of
 from operant.envs.workers.restarts import LostError
 from operant.errors import OperantError
 
@@ -66,6 +67,6 @@ def lost_by(content: memoryview) -> LostError:
 def fault(error: Exception) -> bytes:
     """Return the content of FAULT."""
     is_operants = isinstance(error, OperantError)
-    text = str(error) if is_operants else f"{type(error).__name__}: {error}"
-    lines = "" if is_operants else "".join(traceback.format_exception(error)).strip()
+    text = str(error) if is_operants else f"{type(error).__name__}: {text_of(error)}"
+    lines = "" if is_operants else shortened("".join(traceback.format_exception(error)).strip())
     return wire.pack_fault(type(error).__name__, text, lines)

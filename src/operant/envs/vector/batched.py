@@ -21,6 +21,7 @@ from operant.envs.validation_errors import (
     finite_error,
     flag_error,
     raised_at,
+    text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
@@ -115,7 +116,7 @@ class GymnasiumVector(VectorEnv):
         except Exception as error:
             raise EnvironmentError(
                 f"The vector of {self.name!r} raised {type(error).__name__} in {name}: "
-                f"{error}{raised_at(error)}"
+                f"{text_of(error)}{raised_at(error)}"
             ) from error
 
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:

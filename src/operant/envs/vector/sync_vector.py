@@ -22,6 +22,7 @@ from operant.envs.validation_errors import (
     finite_error,
     raise_of_handler,
     raised_at,
+    text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
@@ -267,4 +268,6 @@ class SyncVectorEnv(VectorEnv):
             step = self._steps[i] if call == "step" else 0
             when = f" (step {step} of its episode)" if step else ""
             return EnvironmentError(f"{who}{when}: {error}")
-        return EnvironmentError(f"{who} raised {type(error).__name__} in {call}: {error}{raised_at(error)}")
+        return EnvironmentError(
+            f"{who} raised {type(error).__name__} in {call}: {text_of(error)}{raised_at(error)}"
+        )
