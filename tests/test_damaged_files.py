@@ -26,10 +26,10 @@ import pytest
 
 import operant
 from operant import Agent
-from operant.checkpoint import manifest
+from operant.checkpoint import manifest, weight_files
 from operant.cli import main
 from operant.errors import OperantError
-from operant.execution import saving, traces
+from operant.execution import traces
 from operant.nn import Head, backend, build
 from operant.nn.cfg_kinds import KINDS
 from operant.spec.spaces import Leaf, Spaces
@@ -160,7 +160,7 @@ def array(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 def arrays_of(draw: np.random.Generator, path: Path) -> None:
     """Change, drop, add or rename an array of a file of weights, or of a trace."""
-    arrays = saving.read(path)
+    arrays = weight_files.read(path)
     name = sorted(arrays)[draw.integers(len(arrays))]
     match draw.integers(6):
         case 0:
@@ -170,7 +170,7 @@ def arrays_of(draw: np.random.Generator, path: Path) -> None:
         case _:
             arrays[name] = array(draw, arrays[name])
     with contextlib.suppress(Exception):  # not every format holds everything
-        saving._WRITERS[next(k for k, suffix in saving.FORMATS.items() if suffix == path.suffix)](
+        weight_files._WRITERS[next(k for k, suffix in weight_files.FORMATS.items() if suffix == path.suffix)](
             path, arrays
         )
 
@@ -291,7 +291,7 @@ def network(name: str) -> Callable[[Path], Any]:
 
 
 def weights(format: str) -> Damaged:
-    name = f"agent{saving.FORMATS[format]}"
+    name = f"agent{weight_files.FORMATS[format]}"
     spoil = {"agent.json": json_of, name: arrays_of, "agent*": bytes_of}
     return Damaged(
         lambda folder: agent(folder).save(folder, format=format), spoil, lambda folder: learn(folder, 1)
@@ -305,7 +305,7 @@ KINDS_OF_FILES = {
         {"agent/manifest.json": signed, "agent/*": bytes_of},
         learn,
     ),
-    **{format: weights(format) for format in saving.FORMATS},
+    **{format: weights(format) for format in weight_files.FORMATS},
     "network": Damaged(
         lambda folder: (folder / "net.json").write_text(json.dumps([*NET, {"type": "gru", "size": 3}])),
         {"net.json": json_of, "net.*": bytes_of},

@@ -522,10 +522,10 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
             ("file/a", "b"),
             "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'.",
         ),
-        (("a model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
+        (("a/b:model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
         (
-            ("b", "ddpg+gae.tf"),
-            "at most 200, with no '.' or '-' in front. Received: checkpoints='ddpg+gae.tf'.",
+            ("b", "ddpg#gae.tf"),
+            "with a letter or digit in front. Received: checkpoints='ddpg#gae.tf'.",
         ),
         (("b", "."), "Received: checkpoints='.'."),
         (("b", ".."), "Received: checkpoints='..'."),

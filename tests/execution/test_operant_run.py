@@ -92,8 +92,8 @@ def test_letters_are_used_once():
             "the name of a new agent or of a saved one. .* would be lost",
         ),
         (
-            "-a ppo -e CartPole-v1 -n 3 -c out,my.agent+",
-            "a name that is made of letters, digits.*='out,my.agent\\+'",
+            "-a ppo -e CartPole-v1 -n 3 -c out,my.agent#",
+            "a name that is made of letters, digits.*='out,my.agent#'",
         ),
         ("-a ppo -e CartPole-v1 -n 3 --host here", "host is for servers and clusters"),
     ],

@@ -376,11 +376,11 @@ def test_native_environments_borrow_pictures(tmp_path):
         ),
         (
             ["ppo", "--env", "CartPole-v1", "--weights", "."],
-            "weights must be what --checkpoints wrote. Received: weights='.'.",
+            r"weights must be what --checkpoints wrote, the folder of a run.*Received: weights='.'.",
         ),
         (
             ["ppo", "--env", "CartPole-v1", "--weights="],
-            "weights must be what --checkpoints wrote. Received: weights=''.",
+            r"weights must be what --checkpoints wrote, the folder of a run.*Received: weights=''.",
         ),
         (["ppo", "--env", "CartPole-v1", "--weights", __file__], "weights must be what --checkpoints wrote"),
     ],

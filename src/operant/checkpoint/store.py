@@ -31,9 +31,13 @@ from operant.types import Tree
 _REPLACED = ".old-"
 # File systems allow 255 characters, some of which are needed for the number at the end and for temporary
 # names.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}(-\d{1,20})?")
+_NAME = re.compile(r"\w([\w .,+=@()-]*[\w.,+=@()-])?")
+_MOST_BYTES = 220
 _NUMBER = re.compile(r"-\d+$")
-NAMED = "made of letters, digits, '.', '_' and '-', at most 200, with no '.' or '-' in front"
+NAMED = (
+    f"made of letters, digits, inner spaces and any of . _ - , + = @ ( ), of at most {_MOST_BYTES} bytes, with a "
+    "letter or digit in front"
+)
 """What the name of a checkpoint must be, in words."""
 _LOOKS = 100
 """How often a folder is looked through that a writer changes meanwhile."""
@@ -108,7 +112,7 @@ def save(
 
 def named_well(name: str) -> bool:
     """Whether a checkpoint may have this name."""
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and len(name.encode()) <= _MOST_BYTES
 
 
 def replaceable(path: str | Path) -> bool:
@@ -252,7 +256,7 @@ class Checkpoint:
         """Read and verify all of it, if it fits `like` (None: any), into memory; raises as `load`."""
         entries = self._manifest["leaves"]
         if like is not None:
-            _fit(self.path, entries, like)  # before reading what may be large
+            _fit(self.path, entries, _named(like))  # before reading what may be large
         self._keep(entries)
 
     def load(self, like: Tree = None) -> Tree:
@@ -270,7 +274,7 @@ class Checkpoint:
             for n, e in self._manifest["leaves"].items()
             if n == prefix or n.startswith((f"{prefix}[", f"{prefix}."))
         }
-        _fit(self.path, entries, wanted)
+        _fit(self.path, entries, _named(wanted))
         result = _rebuild(self.path, entries, self._take(entries), wanted)[part]
         return result[0] if field else result
 
@@ -280,6 +284,14 @@ class Checkpoint:
         entries = {name: every[name] for name in names if name in every}
         taken = self._take(entries)
         return {name: _leaf(self.path, name, entry, taken[name]) for name, entry in entries.items()}
+
+    def fitting(self, names: Tree, like: Tree) -> Tree:
+        """Take the leaves whose names a tree holds, in the place of those of `like`; raises as `load`."""
+        wanted = list(zip(jax.tree.leaves(names), jax.tree.leaves(like), strict=True))
+        every = self._manifest["leaves"]
+        _fit(self.path, {name: every[name] for name, _ in wanted if name in every}, wanted)
+        taken = self.leaves(name for name, _ in wanted)
+        return jax.tree.map(taken.__getitem__, names)
 
     def stored(self, name: str) -> Any:
         """Take one leaf as stored: a NumPy array (of a key, its words) or a Python value; see `load`."""
@@ -411,8 +423,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
     return Checkpoint(path).header
 
 
-def _fit(path: Path, leaves: dict[str, Any], like: Tree) -> None:
-    wanted = {name: _describe(name, leaf) for name, leaf in _named(like)}
+def _fit(path: Path, leaves: dict[str, Any], like: Iterable[tuple[str, Any]]) -> None:
+    wanted = {name: _describe(name, leaf) for name, leaf in like}
     problems = [f"missing: {name}" for name in wanted if name not in leaves]
     problems += [f"not expected: {name}" for name in leaves if name not in wanted]
     for name in wanted.keys() & leaves.keys():

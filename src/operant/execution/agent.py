@@ -15,6 +15,7 @@ from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, pa
 from operant.agents.base.learner import TrainState, learnt_by, without_buffer
 from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
+from operant.checkpoint import weight_files
 from operant.errors import (
     CheckpointError,
     SpaceError,
@@ -339,7 +340,7 @@ class Agent(InteractiveAgent):
             filename: name of the file in it, with or without the format's suffix.
             format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory,
                 unfinished rows, keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as
-                `operant.execution.saving` describes, and the specification as JSON beside them. 'stablehlo',
+                `operant.checkpoint.weight_files` describes, and the specification as JSON beside them. 'stablehlo',
                 'onnx': the policy alone, to act without operant; see `operant.execution.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
@@ -353,11 +354,11 @@ class Agent(InteractiveAgent):
         """
         export.refuse_saved_model(format)
         saving.check_format(format, *export.FORMATS)
-        if append not in (None, *saving.COUNTERS):
+        if append not in (None, *weight_files.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)
         if not isinstance(filename, str) or not checkpoint.named_well(filename):
             raise value_error("filename", checkpoint.NAMED, filename)
-        filename = filename.removesuffix((saving.FORMATS | export.FORMATS).get(format, ""))
+        filename = filename.removesuffix((weight_files.FORMATS | export.FORMATS).get(format, ""))
         name = filename if append is None else f"{filename}-{getattr(self, append)}"
         if format == "checkpoint":
             return self._save_checkpoint(directory, name, None)
@@ -366,9 +367,10 @@ class Agent(InteractiveAgent):
 
             kind = self.definition.name
             return str(formats.write(directory, name, format, self.learner, self._engine.acting, kind))
-        arrays = saving.flatten(self.learner.algorithm.weights(self._engine.train.state))
-        arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in saving.COUNTERS}
-        return str(saving.write(directory, filename, name, format, arrays, self.get_specification()))
+        arrays = weight_files.flatten(self.learner.algorithm.weights(self._engine.train.state))
+        arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in weight_files.COUNTERS}
+        path = Path(directory) / f"{name}{weight_files.FORMATS[format]}"
+        return str(weight_files.write(path, arrays, self.get_specification(), filename))
 
     def _save_checkpoint(self, directory: str | Path, name: str, keep: int | None) -> str:
         rows, shapes = self.actors.snapshot()
@@ -428,7 +430,7 @@ class Agent(InteractiveAgent):
         callbacks = AgentCallbacks(recorder, saver, summarizer)
         saved = saving.find_saved(Path(directory), filename, format)
         if isinstance(saved, Path):
-            path, header = saved, {"specification": saving.header(saved)}
+            path, header = saved, {"specification": weight_files.header(saved)}
         else:
             path, header = saved.path, saved.header
         own = None if agent is None else parse_agent(agent)
@@ -436,7 +438,7 @@ class Agent(InteractiveAgent):
         actors = header["specification"]["parallel_interactions"]
         with loaded._placing(), reading(f"The checkpoint {str(path)!r}"):
             if isinstance(saved, Path):
-                loaded._put_weights(saving.read(saved), saved)
+                loaded._put_weights(weight_files.read(saved), saved)
             elif loaded.parallel_interactions == actors:
                 loaded._restore(saved)
             else:
@@ -446,7 +448,7 @@ class Agent(InteractiveAgent):
 
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
         algorithm, train = self.learner.algorithm, self._engine.train
-        weights, counts = saving.unflatten(arrays, algorithm.weights(train.state), path)
+        weights, counts = weight_files.unflatten(arrays, algorithm.weights(train.state), path)
         self._put_learnt(
             train._replace(
                 state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from operant.execution import saving
+from operant.checkpoint import weight_files
 from operant.execution.actors import Actor
 from operant.execution.saving import Saver, SaverConfig
 from operant.execution.traces import Flat, Recorder, RecorderConfig
@@ -95,7 +95,7 @@ class AgentCallbacks:
         assert engine is not None
         weights: dict[str, np.ndarray] = {}
         if self._summarizer.wants_weights:
-            flat = saving.flatten(engine.learner.algorithm.weights(engine.train.state))
+            flat = weight_files.flatten(engine.learner.algorithm.weights(engine.train.state))
             weights = {
                 name.replace("/params/", "/"): np.array(x) for name, x in flat.items() if "/params/" in name
             }

@@ -1,36 +1,20 @@
-"""Files of an agent beside checkpoints: weights as plain arrays in common formats.
-
-And the saver, which writes checkpoints now and then.
-
-A weights file holds for every model the arrays `<model>/params/<name>` (what is trained) and
-`<model>/state/<name>` (running moments and the like), and the scalars `timesteps`, `episodes` and `updates`.
-A JSON file beside it, `<filename>.json`, holds the agent's specification.
-"""
+"""How files of an agent are found, and the saver, which writes checkpoints now and then."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.checkpoint.arrays import fitted
-from operant.errors import CheckpointError, SpecError, as_folder, reading, suggest, value_error
+from operant.checkpoint.weight_files import FORMATS
+from operant.errors import CheckpointError, SpecError, suggest, value_error
 from operant.execution import export
-from operant.spec import Config, build, from_json, option, plain
-from operant.types import Arrays
+from operant.spec import Config, build, option
 
-FORMATS = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors"}
-"""Formats of weights, and how their files' names end."""
-COUNTERS = ("timesteps", "episodes", "updates")
 Format = Literal["checkpoint", "numpy", "hdf5", "safetensors"]
 """What `Agent.load` reads; `agent.save` writes policies (`operant.execution.export`), too."""
 Unit = Literal["seconds", "timesteps", "episodes", "updates"]
@@ -41,149 +25,6 @@ def check_format(format: Any, *more: str) -> None:
     known = ("checkpoint", *FORMATS, *more)
     if format not in known:
         raise value_error("format", f"one of {', '.join(map(repr, known))}", format)
-
-
-def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the arrays of `Algorithm.weights` by `<model>/params/<name>` and `<model>/state/<name>`."""
-    # All at once: each fetch by itself would wait for the device.
-    fetched: dict[str, np.ndarray] = jax.device_get(_by_name(weights))
-    return fetched
-
-
-def _by_name(weights: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{model}/{part}/{name}": x
-        for model, variables in weights.items()
-        for part in ("params", "state")
-        for name, x in variables[part].items()
-    }
-
-
-def unflatten(
-    arrays: Mapping[str, np.ndarray], like: Mapping[str, Any], path: Path
-) -> tuple[dict[str, Any], Arrays]:
-    """Return weights and counters made from the arrays of a file.
-
-    Raises:
-        CheckpointError: an array is missing or has another shape than the agent's, or holds other than finite
-            numbers of its kind; names it.
-    """
-    expected = {name: (x.shape, x.dtype) for name, x in _by_name(like).items()}
-    expected |= {name: ((), np.uint32) for name in COUNTERS if name in arrays}
-    fitting = {}
-    for name in expected.keys() | arrays.keys():
-        try:
-            if name not in arrays or name not in expected:
-                raise ValueError(f"is missing {'there' if name in expected else 'in the agent'}")
-            fitting[name] = jnp.asarray(fitted(arrays[name], *expected[name]))
-        except ValueError as error:
-            raise CheckpointError(
-                f"The weights in {str(path)!r} do not fit the agent: {name!r} {error}. Load finite numbers "
-                "into an agent with the same networks."
-            ) from None
-    weights = {
-        model: {
-            part: {name: fitting[f"{model}/{part}/{name}"] for name in variables[part]}
-            for part in ("params", "state")
-        }
-        for model, variables in like.items()
-    }
-    return weights, {name: fitting[name] for name in COUNTERS if name in arrays}
-
-
-def write(
-    directory: str | Path,
-    filename: str,
-    name: str,
-    format: str,
-    arrays: Mapping[str, np.ndarray],
-    header: Any,
-) -> Path:
-    """Write a weights file, whole or not at all, and the specification beside it.
-
-    Args:
-        directory: where; made if missing.
-        filename: the specification's name, without suffix.
-        name: the weights' name, without suffix.
-        format: of `FORMATS`.
-        arrays: by name.
-        header: the specification.
-
-    Raises:
-        SpecError: the directory is a file.
-    """
-    folder = as_folder("directory", directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(plain(header), indent=2) + "\n"
-    with durable.replaced(folder / f"{filename}.json") as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    final = folder / f"{name}{FORMATS[format]}"
-    with durable.replaced(final) as temporary:
-        _WRITERS[format](temporary, arrays)
-    return final
-
-
-def _write_numpy(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def _write_hdf5(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    import h5py
-
-    # Not every file system has locks; nobody else knows the temporary name.
-    with h5py.File(path, "w", locking=False) as file:
-        for name, x in arrays.items():
-            file.create_dataset(name, data=x)
-
-
-def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    from safetensors.numpy import save_file
-
-    save_file({name: np.array(x, order="C") for name, x in arrays.items()}, path)
-
-
-_WRITERS: dict[str, Callable[[Path, Mapping[str, np.ndarray]], None]] = {
-    "numpy": _write_numpy,
-    "hdf5": _write_hdf5,
-    "safetensors": _write_safetensors,
-}
-
-
-def read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a weights file; its suffix tells the format.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return {name: file[name] for name in file.files}
-        if path.suffix == ".hdf5":
-            return _read_hdf5(path)
-        from safetensors.numpy import load_file
-
-        loaded: dict[str, np.ndarray] = load_file(path)
-        return loaded
-    except Exception as error:  # each library has errors of its own
-        raise CheckpointError(f"The weights {str(path)!r} cannot be read: {error}") from None
-
-
-def _read_hdf5(path: Path) -> dict[str, np.ndarray]:
-    import h5py
-
-    arrays: dict[str, np.ndarray] = {}
-
-    def note(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:  # it would open whatever a stranger's file names
-                raise ValueError(f"{name!r} is stored in another file")
-            arrays[name] = np.asarray(item[()])
-
-    with h5py.File(path, "r", locking=False) as file:
-        file.visititems(note)
-    return arrays
 
 
 def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint.Checkpoint | Path:
@@ -280,22 +121,6 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
         why = "." if directory.is_dir() else ", which is no folder."
         raise CheckpointError(f"There is no checkpoint{named} in {str(directory)!r}{why}{remedy}")
     return saved
-
-
-def header(path: Path) -> dict[str, Any]:
-    """Return the specification beside a weights file.
-
-    Raises:
-        CheckpointError: there is none, or it cannot be read.
-    """
-    stem = path.with_suffix("").name
-    for name in (stem, re.sub(r"-\d+$", "", stem)):
-        beside = path.with_name(f"{name}.json")
-        if beside.is_file():
-            with reading(f"The specification {str(beside)!r}"):
-                data: dict[str, Any] = from_json(beside.read_text(encoding="utf-8"))
-            return data
-    raise CheckpointError(f"There is no specification {stem!r}.json beside the weights {str(path)!r}.")
 
 
 class SaverConfig(Config):

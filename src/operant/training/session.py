@@ -13,7 +13,8 @@ from operant.agents.base.agent_spec import AgentSpec
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import Learner, TrainState
 from operant.agents.base.protocol import Algorithm
-from operant.errors import MismatchError, SpecError, as_folder, quoted, shown, value_error
+from operant.checkpoint import weight_files
+from operant.errors import MismatchError, SpecError, as_folder, shown, value_error
 from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
@@ -152,7 +153,11 @@ class WeightFiles:
         for path, (name, variables) in zip(self.paths, weights.items(), strict=False):
             file = Path(path)
             header = {"weights": name, **self.origin, **({} if judged else {"judged": False})}
-            checkpoint.save(file.parent, variables, header, name=file.name)
+            if file.suffix in weight_files.KINDS:
+                arrays = weight_files.flatten({name: variables})
+                weight_files.write(file, arrays, header, file.name)
+            else:
+                checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: TrainState) -> str | None:
         """Write the variables of a run that ended before anything judged its policy, never over others.
@@ -163,8 +168,7 @@ class WeightFiles:
         if not self.paths:
             return None
         files = ", ".join(map(shown, self.paths))
-        written = filter(checkpoint.is_checkpoint, self.paths)
-        if any(checkpoint.read_header(path).get("judged", True) for path in written):
+        if any(_origin(path).get("judged", True) for path in self.paths if Path(path).exists()):
             return f"{files} left as before"
         self.save(train, judged=False)
         return f"the last weights were written to {files}"
@@ -188,8 +192,8 @@ def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
         return definition
     current, usual = definition.networks(), definition.usual().networks()
     fitted: dict[str, Any] = {}
-    for path in filter(checkpoint.is_checkpoint, weights):  # `_expect_weights` refuses others
-        header = checkpoint.read_header(path)
+    for path in weights:
+        header = _origin(path)
         networks = header.get("networks")
         if header.get("agent") != definition.name or not isinstance(networks, Mapping):
             continue
@@ -206,18 +210,30 @@ def _networks_of(model: str, names: Iterable[str]) -> set[str]:
 
 
 def load_weights(algorithm: Algorithm, state: Any, paths: Sequence[str]) -> Any:
-    """Return a state whose models hold the variables of files, one for each model in order."""
+    """Return a state whose models hold the variables of files: one for each model in order, or a single one
+    of a whole agent.
+    """
     weights = algorithm.weights(state)
     _expect_weights(weights, paths)
-    for path, name in zip(paths, weights, strict=True):
-        try:
-            weights[name] = checkpoint.load(path, weights[name])[0]
-        except MismatchError as error:
-            raise MismatchError(
-                f"{error}\nThe weights belong to another network: give the one of their training (model=, "
-                "on the command line --model, "
-                "--actor-model or --critic-model), and normalize_observations and preprocess if it had them."
-            ) from None
+    try:
+        for path, name in zip(paths, weights, strict=False):
+            found = _found(path)
+            if isinstance(found, Path):
+                like = weights if len(paths) == 1 else {name: weights[name]}
+                weights |= weight_files.unflatten(weight_files.read(found), like, found)[0]
+            elif "weights" in found.header:
+                weights[name] = found.load(weights[name])
+            else:  # of a whole agent, in whose tree they have these names
+                names = jax.tree_util.tree_map_with_path(
+                    lambda at, _: f"['train'].state{jax.tree_util.keystr(at)}", state
+                )
+                weights = found.fitting(algorithm.weights(names), weights)
+    except MismatchError as error:
+        raise MismatchError(
+            f"{error}\nThe weights belong to another network: give the one of their training (model=, "
+            "on the command line --model, "
+            "--actor-model or --critic-model), and normalize_observations and preprocess if it had them."
+        ) from None
     return algorithm.with_weights(state, weights)
 
 
@@ -228,7 +244,8 @@ def _expect_places(paths: Sequence[str]) -> None:
         if not checkpoint.named_well(path.name):
             raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(file))
         as_folder("checkpoints", path.parent, shown(file))
-        if not checkpoint.replaceable(path):
+        is_file = path.suffix in weight_files.KINDS and path.is_file()
+        if not (is_file or checkpoint.replaceable(path)):
             must = "new paths, or weights that were written before"
             remedy = "Something else is there, which would be lost. Give another path."
             raise value_error("checkpoints", must, shown(file), remedy)
@@ -243,28 +260,54 @@ def _overlap(one: str | Path, other: str | Path) -> bool:
     return a.is_relative_to(b) or b.is_relative_to(a)
 
 
+def _found(path: str) -> checkpoint.Checkpoint | Path:
+    """Return what stands at a path of `weights`: a checkpoint, the newest one in the folder of a run or of
+    checkpoints, or a file of arrays.
+
+    Raises:
+        SpecError: it is none of these.
+    """
+    place = Path(path)
+    if place.suffix in weight_files.KINDS and place.is_file():
+        return place
+    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    if checkpoint.is_checkpoint(folder):
+        return checkpoint.Checkpoint(folder)
+    newest = checkpoint.newest(folder) if folder.is_dir() else None
+    if newest is not None:
+        return newest
+    if not place.exists():
+        raise SpecError(f"The weights {shown(path)!r} do not exist.")
+    kinds = ", ".join(weight_files.KINDS)
+    must = f"what --checkpoints wrote, the folder of a run, a saved agent or a file of it ({kinds})"
+    raise value_error("weights", must, shown(path), "There is no manifest.json in it.")
+
+
+def _origin(path: str) -> Mapping[str, Any]:
+    """Return what is recorded of the agent and the networks that weights belong to, and of which model they
+    are (`weights`; missing: of a whole agent).
+    """
+    found = _found(path)
+    if not isinstance(found, Path):
+        header: Mapping[str, Any] = found.header
+    elif weight_files.is_described(found):
+        header = weight_files.header(found)
+    else:
+        return {}
+    agent = header.get("specification", header).get("agent")
+    if not isinstance(agent, Mapping):
+        return header
+    return {"agent": agent.get("type"), "networks": {k: v for k, v in agent.items() if k.endswith("model")}}
+
+
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
-    """Refuse paths that cannot be weights: other files of a run are easily mistaken for them."""
-    for file in paths:
-        path = Path(file)
-        is_checkpoint = path.parent.name == "checkpoints" and path.name.startswith("step-")
-        run = path.parent.parent if is_checkpoint else path
-        if (run / "run.json").is_file():
-            place = quoted(shown(run))
-            raise SpecError(
-                f"weights must be what --checkpoints wrote. Received: {shown(file)!r}, of the run "
-                f"{shown(run)!r}. Play it with `operant play {place}`, go on with `operant train --resume "
-                f"{place}`."
-            )
-    _one_for_each(models, "weights", paths)
-    for file in paths:
-        if checkpoint.is_checkpoint(file):
-            continue
-        if not Path(file).exists():
-            raise SpecError(f"The weights {shown(file)!r} do not exist.")
-        raise value_error(
-            "weights", "what --checkpoints wrote", shown(file), "There is no manifest.json in it."
-        )
+    """Refuse paths that cannot be weights, or are not as many as the models."""
+    if len(paths) != 1 or "weights" in _origin(paths[0]):
+        _one_for_each(models, "weights", paths)
+    for path in paths:
+        if len(paths) > 1 and "weights" not in _origin(path):
+            must = "files of one model each, or a single one of a whole agent"
+            raise value_error("weights", must, list(map(shown, paths)))
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:
