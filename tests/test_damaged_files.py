@@ -278,10 +278,10 @@ def act(folder: Path) -> None:
     policy.act(np.zeros(3, "f4"))
 
 
-def learn(folder: Path) -> None:
+def learn(folder: Path, steps: int = 5) -> None:
     loaded = Agent.load(folder)
     with contextlib.suppress(OperantError):  # what it says is possible, and not what the program does
-        for i in range(5):
+        for i in range(steps):
             loaded.act(states=np.full(3, i, "f4"))
             loaded.observe(reward=1.0)
 
@@ -293,7 +293,9 @@ def network(name: str) -> Callable[[Path], Any]:
 def weights(format: str) -> Damaged:
     name = f"agent{weight_files.FORMATS[format]}"
     spoil = {"agent.json": json_of, name: arrays_of, "agent*": bytes_of}
-    return Damaged(lambda folder: agent(folder).save(folder, format=format), spoil, learn)
+    return Damaged(
+        lambda folder: agent(folder).save(folder, format=format), spoil, lambda folder: learn(folder, 1)
+    )
 
 
 SPACES = Spaces.read(STATE, CHOICE)

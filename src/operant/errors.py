@@ -52,7 +52,7 @@ class NumericalError(OperantError, ArithmeticError):
 
 
 class BackendError(OperantError, RuntimeError):
-    """JAX or Keras is set up in a way that operant cannot work with."""
+    """JAX or Keras is set up in a way that operant cannot work with, or has too little memory."""
 
 
 # Words of other libraries, and what is meant here. See docs/coming-from.md.

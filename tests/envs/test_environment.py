@@ -346,7 +346,10 @@ def test_shaping_strings_are_not_evaluated():
             dict(execute=(np.zeros(1), 0, -1e39)),
             "must be at most 3.4e.38 in size. Received: -1e.39 at step 1",
         ),
-        (dict(execute=(np.full(1, np.inf), 0, 0.0)), "execute of 'Bad' returned states.*must be finite"),
+        (
+            dict(execute=(np.full(1, np.inf), 0, 0.0)),
+            r"execute of 'Bad' \(step 1 of its episode\) returned states.*must be finite",
+        ),
     ],
 )
 def test_answers_that_break_the_contract(answers, message):

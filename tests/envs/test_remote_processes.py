@@ -133,7 +133,10 @@ def test_workers_load_neither_jax_nor_keras_nor_secrets(module, monkeypatch):
         slow(3, r"ended with exit code 5"),
         (4, r"was killed by signal 9"),
         (9, r"failed: SystemExit: 6\nWorker 0, traceback .*in execute"),
-        (5, r"failed: 'Count' returned states that do not fit.*must be finite"),
+        (
+            5,
+            r"failed: execute of 'Count' \(step 3 of its episode\) returned states.*must be finite",
+        ),
         slow(6, r"failed: .*must have shape \(2,\)"),
         slow(7, r"sent an invalid message|did not answer"),
         slow(8, r"failed: The reward of 'Count' must be a number. Received: 'much'"),

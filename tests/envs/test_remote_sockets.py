@@ -277,8 +277,9 @@ def test_token_files_are_their_owners_alone(tmp_path, monkeypatch):
     assert read_token() == b""
 
 
-def test_a_recorded_session_cannot_be_replayed():
-    """What a client sent, sent again in another connection, is turned away."""
+def test_a_recorded_session_cannot_be_replayed(caplog):
+    """What a client sent, sent again in another connection, is turned away; it does not hold the token."""
+    caplog.set_level(logging.DEBUG)
     with serving("CartPole-v1", token=TOKEN.encode(), num_envs=2) as server:
         recorded = []
 
@@ -303,6 +304,7 @@ def test_a_recorded_session_cannot_be_replayed():
             while piece := replay.recv(4096):
                 received += piece
         assert b"The token is not the server's" in received
+        assert TOKEN.encode() not in b"".join(recorded) + received and TOKEN not in caplog.text
         replay.close()
         wait_until(lambda: server.rejected == 1)
 

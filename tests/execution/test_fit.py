@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tests.training.small_runs import opened
 
 import operant
 from operant import ModelReader, checkpoint
@@ -30,7 +31,6 @@ from operant.spec import options
 from operant.tracking import read_history
 from operant.training.environments import host_vector
 from operant.training.reproduce import ReproduceConfig, reproduce
-from operant.training.train import opened
 
 CFG = operant.agents["a2c"]["model"]["ann"][0]
 NET = [{"type": "dense", "size": 16}]

@@ -579,6 +579,15 @@ def test_kerass_own_files_of_weights_load_too(tmp_path):
     one.save_weights(tmp_path / "w.weights.h5")
     two.load_weights(tmp_path / "w.weights.h5").expect_partial()
     np.testing.assert_array_equal(one.get_weights()[0], two.get_weights()[0])
+    good = two.get_weights()
+    one.set_weights([np.full_like(x, np.nan) for x in good])
+    one.save_weights(tmp_path / "nan.weights.h5")
+    whole = (tmp_path / "w.weights.h5").read_bytes()
+    (tmp_path / "cut.weights.h5").write_bytes(whole[: len(whole) // 2])
+    for name, message in (("nan", "holds nan, which is no finite number"), ("cut", "cannot be read")):
+        with pytest.raises(CheckpointError, match=rf"The weights '.*{name}.weights.h5' .*{message}"):
+            two.load_weights(tmp_path / f"{name}.weights.h5")
+        np.testing.assert_array_equal(two.get_weights()[0], good[0])
 
 
 def test_what_is_no_file_of_weights(tmp_path):

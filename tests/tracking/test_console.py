@@ -327,7 +327,9 @@ class Failing(Terminal):
         raise RuntimeError("gone")
 
 
-@pytest.mark.parametrize("make", [WriteAlone, closed, Failing, lambda: None], ids=str)
+@pytest.mark.parametrize(
+    "make", [WriteAlone, closed, Failing, lambda: None], ids=["write", "closed", "failing", "none"]
+)
 def test_training_outlives_any_standard_output(make, monkeypatch):
     stream = make()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -343,7 +345,9 @@ def test_training_outlives_any_standard_output(make, monkeypatch):
         assert "steps: 240" in stream.text
 
 
-@pytest.mark.parametrize("make", [WriteAlone, closed, Failing, lambda: None], ids=str)
+@pytest.mark.parametrize(
+    "make", [WriteAlone, closed, Failing, lambda: None], ids=["write", "closed", "failing", "none"]
+)
 def test_a_bar_outlives_any_standard_error(make, monkeypatch):
     stream = make()
     monkeypatch.setattr(sys, "stderr", stream)

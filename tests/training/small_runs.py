@@ -1,10 +1,15 @@
-"""Small agents and steps for tests of what goes on after an interruption."""
+"""Small agents, steps and runs for tests of what goes on after an interruption."""
 
 import jax
 import numpy as np
 from tests.execution.test_agent import CHOICE, NET, ROLLOUT, STATE
 
-from operant import Agent
+from operant import Agent, checkpoint
+from operant.agents.base.agent_spec import parse_agent
+from operant.tracking import LoggerGroup
+from operant.training.environments import make_environments
+from operant.training.session import ExperimentSetup
+from operant.training.train import resumed
 
 A2C = {"agent": "a2c", "model": NET}
 
@@ -28,3 +33,12 @@ def weights(agent):
 
 def same(one, other):
     return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
+
+
+def opened(directory):
+    """Build what a run in a folder trained, with the state of its newest checkpoint; return it and the options."""
+    plan = resumed(directory, {})
+    run = plan.run.replace(checkpoints=(), weights=())
+    session = ExperimentSetup(parse_agent(plan.agent), make_environments(run), run)
+    session.training(run, LoggerGroup()).restore(checkpoint.newest(f"{directory}/checkpoints"))
+    return session, run

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from tests.execution.test_agent import NET
+from tests.training.small_runs import opened
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
@@ -20,7 +21,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.reproduce import reproduce
-from operant.training.train import ExperimentConfig, opened, resumed, resuming, train
+from operant.training.train import ExperimentConfig, resumed, resuming, train
 
 
 def test_commands_that_are_shown_are_quoted():

@@ -12,6 +12,8 @@ from operant.agents.base.learner import Learner
 from operant.envs.vector import create
 from operant.errors import SpecError
 from operant.spec.run import RunConfig
+from operant.training import evaluate as training_evaluate
+from operant.training import loop
 from operant.training.environments import host_vector
 from operant.training.evaluate import evaluate
 from operant.training.train import ExperimentConfig, resumed, train
@@ -93,3 +95,33 @@ def test_the_policy_of_a_run_is_evaluated(env, tmp_path):
 def test_what_is_no_run_is_not_resumed(tmp_path):
     with pytest.raises(SpecError, match="There is no run to resume in"):
         resumed(tmp_path, {})
+
+
+def test_an_episode_without_end_is_cut(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(training_evaluate, "LONGEST", 30)
+    definition = parse_agent("ppo", model=NET, mini_batches=1)
+    with create.create([Length(2), Length(10**9)]) as env:
+        learner = Learner(definition.cls.create(definition.config, env.spaces, 2))
+        train = learner.init(jax.random.key(0), learner.hyper())
+        with pytest.warns(
+            RuntimeWarning, match=r"has not ended after 30 steps.*return so far counts"
+        ) as told:
+            finished = evaluate(learner, train, env, 5)
+        assert len(told) == 1
+        assert sorted((e.actor, e.length) for e in finished) == [(0, 2)] * 3 + [(1, 30)]
+        assert {e.reward / e.length for e in finished} == {finished[0].reward / 2}
+        assert [e.length for e in evaluate(learner, train, env, 2, max_steps=40)] == [2]
+    with create.create([Length(10**9)], max_episode_timesteps=40) as env:
+        assert [e.length for e in evaluate(learner, train, env, 1)] == [40]
+
+
+def test_a_training_in_which_no_episode_ends_says_so_once(monkeypatch, capsys):
+    monkeypatch.setattr(loop, "LONGEST", 20)
+    agent = operant.PPO([Length(10**9), Length(10**9)], model=NET, n_steps=8, mini_batches=1, seed=0)
+    agent.fit(max_steps=32)
+    assert "No episode" not in capsys.readouterr().out
+    agent.fit(max_steps=512)
+    assert capsys.readouterr().out.count("No episode has ended yet") == 1
+    agent.close()

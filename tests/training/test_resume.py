@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tests.training.small_runs import opened
 
 from operant import Agent, checkpoint
 from operant.agents.base.agent_spec import parse_agent
@@ -24,7 +25,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.tracking.runs import read
 from operant.training.reproduce import reproduce
-from operant.training.train import finished, opened, resumed
+from operant.training.train import finished, resumed
 
 NET = ["--model", '[{"type": "dense", "size": 16}]']
 RUNS = {

@@ -12,6 +12,7 @@ from operant.envs.environment import Environment, Shaping, rows, take
 from operant.envs.validation_errors import brief, close, reward_error, terminal_error
 from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.spaces.space import Flat
 
 _ORDER = "execute returns (states, terminal, reward), in this order."
 
@@ -40,7 +41,7 @@ class ValidatedEnv(Environment):
         self._states: Any = None
         self._steps = 0
         self._running = self._closed = self._batched = False
-        self._checks = {"reset", "execute"}
+        self._flat: Flat = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -70,6 +71,11 @@ class ValidatedEnv(Environment):
     def name(self) -> str:
         """What it was created from."""
         return self._name
+
+    @property
+    def flat(self) -> Flat:
+        """The states that it returned last, as stored components."""
+        return self._flat
 
     @property
     def environment(self) -> Environment:
@@ -143,10 +149,9 @@ class ValidatedEnv(Environment):
         else:
             answer = self._environment.reset(**arguments)
         self._peeked = None
-        if "reset" in self._checks:
-            self._check_states(answer[1] if self._batched else answer, "reset", spaces)
-            self._checks.remove("reset")
-        self._steps, self._running, self._states = 0, True, answer
+        self._steps = 0
+        self._check_states(answer[1] if self._batched else answer, "reset", spaces)
+        self._running, self._states = True, answer
         self._acting = [int(i) for i in answer[0]] if self._batched else []
         return answer
 
@@ -174,9 +179,7 @@ class ValidatedEnv(Environment):
         if self._batched:
             return self._finish_batch(*answer)
         states, terminal, reward = answer
-        if "execute" in self._checks:
-            self._check_states(states, "execute", self.spaces, over=self._checked_terminal(terminal) != 0)
-            self._checks.remove("execute")
+        self._check_states(states, "execute", self.spaces, over=self._checked_terminal(terminal) != 0)
         return self._finish(actions, states, terminal, reward)
 
     def _unready(self) -> UsageError:
@@ -218,12 +221,12 @@ class ValidatedEnv(Environment):
 
     def _finish_batch(self, parallel: Any, states: Any, terminal: Any, reward: Any) -> tuple[Any, ...]:
         acting = self._acting
-        terminal = self._each(terminal, "terminal").astype(np.int64)
-        reward = self._each(reward, "reward").astype(np.float32)
-        if not np.isin(terminal, (0, 1, 2)).all():
+        terminal, reward = self._each(terminal, "terminal"), self._each(reward, "reward")
+        if terminal.dtype.kind not in "biu" or not np.isin(terminal, (0, 1, 2)).all():
             raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
-        if not np.isfinite(reward).all():
+        if reward.dtype.kind not in "fiu" or not np.isfinite(reward).all():
             raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
+        terminal, reward = terminal.astype(np.int64), reward.astype(np.float32)
         running, observed = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
         if not running and observed != len(order):
@@ -233,12 +236,12 @@ class ValidatedEnv(Environment):
                 f"execute of {self._name!r} returned states of {observed} actors. Return those of the "
                 f"{len(running)} that go on, and behind them those of all that ended or of none."
             )
-        if "execute" in self._checks and observed:
+        if observed:
             self._check_states(states, "execute", self.spaces, over=np.arange(observed) >= len(running))
-            self._checks.remove("execute")
         if self._steps == self._limit:
             is_known = observed == len(order) and set(acting) <= set(order)
-            states = take(states, [order.index(actor) for actor in acting]) if is_known else None
+            index = [order.index(actor) for actor in acting] if is_known else []
+            states, self._flat = (take(states, index), take(self._flat, index)) if is_known else (None, {})
             terminal[terminal == 0] = 2
             parallel, running = np.asarray(parallel)[:0], []
         self._running, self._acting = bool(running), running
@@ -267,12 +270,17 @@ class ValidatedEnv(Environment):
 
     def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool | np.ndarray = False) -> None:
         try:
-            spaces.observe(states, None if self._batched else (), over=over)
+            self._flat = spaces.observe(states, None if self._batched else (), over=over)
         except SpaceError as error:
-            raise EnvironmentError(
-                f"{call} of {self._name!r} returned states that do not fit states(): {error} Correct one or "
-                "the other."
-            ) from None
+            raise self.misfit(error, call) from None
+
+    def misfit(self, error: object, call: str = "execute") -> EnvironmentError:
+        """Return the error that an answer does not fit the spaces."""
+        when = f" (step {self._steps} of its episode)" if call == "execute" else ""
+        return EnvironmentError(
+            f"{call} of {self._name!r}{when} returned states that do not fit states(): {error} Correct one "
+            "or the other."
+        )
 
     def _checked_terminal(self, terminal: Any) -> int:
         if error := terminal_error(terminal):

@@ -533,7 +533,8 @@ class Agent(InteractiveAgent):
         forgets = interaction is None and not training.get("memory", True)
         train = jax.eval_shape(lambda train: train, without_buffer(fresh) if forgets else fresh)
         if not forgets:  # a device need not have room for two replay memories
-            self._engine.put(without_buffer(fresh))
+            fresh = without_buffer(fresh)
+            self._engine.put(fresh)
         if interaction is not None:
             like = self.actors.snapshot_like(self.learner.block_shape(1), interaction)
             tree = saved.load({"train": train, **like})

@@ -75,7 +75,8 @@ class Replay:
         if self.capacity < 2 * self.columns:
             raise value_error("capacity", f"at least 2 for each of {self.columns} columns", self.capacity)
         if self.length >= 2**27 or self.columns * max(self.length, self.stacks.length) >= 2**31:
-            raise value_error("capacity", "below 2^27 per column and 2^31 in all", self.capacity)
+            must = "below 2^27 per column and 2^31 in all"
+            raise value_error("capacity", must, self.capacity, "Lower buffer_max_size, or capacity.")
         for name, k in self.stacks.sizes:
             if k < 2:
                 raise value_error(

@@ -38,10 +38,15 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
         """
         if not checkpoint.is_checkpoint(filepath):
             _expect_file(filepath)
-            with reading(f"The weights {str(filepath)!r}"):
-                super().load_weights(filepath, **kwargs)
-                for variable in self.variables:
-                    fitted(np.asarray(variable), tuple(variable.shape), variable.dtype)
+            before = self.get_weights()
+            try:
+                with reading(f"The weights {str(filepath)!r}"):
+                    super().load_weights(filepath, **kwargs)
+                    for x in self.get_weights():
+                        fitted(x, x.shape, x.dtype)
+            except CheckpointError:
+                self.set_weights(before)
+                raise
             return LoadStatus()
         leaves, _ = checkpoint.load(filepath)
         variables = {f"model/{name}": variable for name, variable in named_variables(self)}
@@ -69,10 +74,11 @@ class WeightsModel(_keras.Model):  # type: ignore[name-defined]
                 f"{_listed(shapes)}. "
                 "Train with the same .cfg file: --model, or the class of the algorithm with this model."
             )
+        with reading(f"The weights {str(filepath)!r}"):
+            values = {name: fitted(x, x.shape, variables[name].dtype) for name, x in values.items()}
         with numpy_promotion():
             for name, variable in variables.items():
-                with reading(f"The weights {str(filepath)!r}"):
-                    variable.assign(fitted(values[name], wanted[name], variable.dtype))
+                variable.assign(values[name])
         return LoadStatus()
 
 

@@ -123,6 +123,13 @@ class Model:
         """Number of trained parameters."""
         return sum(math.prod(w.shape) for w in self._weights if w.name in self._params)
 
+    @functools.cached_property
+    def widest(self) -> int:
+        """Numbers of the largest tensor that one observation becomes within the network."""
+        nodes = (node for operation in self._network.operations for node in operation._inbound_nodes)
+        shapes = (tensor.shape for node in nodes for tensor in node.output_tensors)
+        return max(math.prod(size or 1 for size in shape) for shape in shapes)
+
     def init(self, key: Key) -> Variables:
         """Return initial variables: a pure function of the key, which may be traced or mapped over."""
         drawn = self._draw(key)

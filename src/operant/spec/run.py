@@ -127,7 +127,7 @@ class RunConfig(Config):
     max_steps: int | None = option(
         None,
         "Maximum number of environment steps, when reached, training is stopped\n"
-        "(rounded up to whole updates)",
+        "(rounded up to whole updates; rollouts of n-steps count whole)",
         unit="environment steps",
         low=1,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +19,10 @@ from operant.errors import whole
 from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
+
+LONGEST = 10_000
+"""Steps after which an episode of an environment without a time limit is cut, as the best actions may never
+end one: ten times the limit that most environments of Gymnasium have."""
 
 Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
@@ -93,11 +98,13 @@ class Evaluation:
     """Folder for a checkpoint of the best policy; None: it is not kept."""
 
     def run(self, train: TrainState, step: int, stop: Callable[[], bool]) -> list[EpisodeResult] | None:
-        """Run the episodes due at a step, by the policy's best actions; None if `stop` was True before."""
+        """Run the episodes due at a step, by the best actions; fewer if one had no end, None if `stop`
+        was True before.
+        """
         seed = derived_seed(self.seed, Purpose.EVALUATION, step // self.frequency)
         with contextlib.suppress(AbandonedError):
             finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
-            return finished if len(finished) == self.episodes else None
+            return finished if len(finished) == self.episodes or not stop() else None
         return None
 
 
@@ -130,6 +137,9 @@ def run_episodes(
     one more. Taking whichever episodes end first would favour short ones. If an environment is lost, its
     episode does not count; another is run.
 
+    Where neither the environment nor `max_steps` limits it, an episode is cut after `LONGEST` steps, with a
+    warning: its return so far counts, and its environment runs no other.
+
     Args:
         choose: (flat observation, recurrent state, which environments begin an episode, row) to flat actions
             and the next recurrent state.
@@ -150,6 +160,7 @@ def run_episodes(
     accounts, finished = EpisodeStatistics(n), list[EpisodeResult]()
     first, ended = np.ones(n, bool), np.zeros(n, bool)
     observation, row, steps = env.reset(seed), 0, 0
+    unlimited = max_steps is None and env.max_episode_timesteps is None
     while left.any() and not stop():
         action, carry = choose(observation, carry, first, row)
         after = env.step(action)
@@ -165,5 +176,16 @@ def run_episodes(
                 finished.append(episode)
         if max_steps is not None and steps >= max_steps:
             break
+        endless = (left > 0) & (accounts.length >= LONGEST) if unlimited and row + 1 >= LONGEST else None
+        if endless is not None and endless.any():
+            warnings.warn(
+                f"An episode of {env.name!r} has not ended after {LONGEST:,} steps, and has no time limit. "
+                "It is cut: its return so far counts, and this environment runs no other in this evaluation. "
+                "Set a limit: max_episode_timesteps, --max-episode-timesteps.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            accounts.row(finished, steps, np.zeros(n), np.zeros(n, bool), endless)
+            left[endless] = 0
         observation, row = after.observation, row + 1
     return finished

@@ -26,7 +26,7 @@ from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
-from operant.training.evaluate import Evaluation
+from operant.training.evaluate import LONGEST, Evaluation
 from operant.training.progress import EvaluationScores, Progress
 
 LOG_SECONDS = 1.0
@@ -115,6 +115,8 @@ class TrainingLoop:
         self.ended: str | None = None
         """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
         died."""
+        self._endless = False
+        """Whether it was said that no episode has ended."""
         self._called_off = False  # by `on_record`
         self._interrupted = False  # here
         self._ending = False  # everywhere
@@ -450,6 +452,12 @@ class TrainingLoop:
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
+        if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
+            self._endless = True
+            self.loggers.message(
+                f"No episode has ended yet, after {self.driver.step:,} steps: there is no mean return. If "
+                "episodes should be shorter, set a time limit (max_episode_timesteps)"
+            )
 
     def _log(self, scores: dict[str, float]) -> None:
         """Report evaluations' scores, metrics and last episodes: to the callback, then to the loggers."""

@@ -101,6 +101,7 @@ def _expect(data: Any, fresh: Any, name: str) -> None:
         parts = (part.values() if isinstance(part, dict) else [part] for part in data)
         good = name == "due" or all(isinstance(x, int | float) for part in parts for x in part)
     else:
-        good = isinstance(data, int | float | type(fresh)) and not isinstance(fresh, list)
+        kind = int if type(fresh) is int else int | float | type(fresh)
+        good = isinstance(data, kind) and not isinstance(fresh, list)
     if not good:
         raise ValueError(f"{name} is {data!r:.60}")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
 from operant.agents.base.update_counter import UpdateCounter
 from operant.errors import SpaceError, UsageError
@@ -210,7 +211,8 @@ class CompiledAgent:
         self._counts = isinstance(learner.algorithm, UpdateCounter)
         # Made at once where it stays: JAX's first device need not have room for a replay memory.
         with jax.default_device(device):
-            train = jax.jit(learner.init)(key, learner.hyper())
+            arguments = key, learner.hyper()
+            train = initializer(learner, n, learner.init, *arguments, device=device)(*arguments)
             # Where `put` places the state: if one is tied to its device and the other is not, the first
             # update compiles twice.
             self.metric_sums: Array = jax.device_put(learner.metrics.zeros(), device)
@@ -265,7 +267,8 @@ class CompiledAgent:
 
     def act(self, observation: Any, carry: Tree, first: Any, noise: Tree, explore: bool = True) -> Action:
         """Act on flat observations `[k, ...]` of any `k` actors."""
-        return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
+        with memory_errors:
+            return self._fetched(self._acts[explore](self._leaves, observation, carry, first, noise))
 
     def _fetched(self, action: Action) -> Action:
         """Begin to fetch what the host reads of an action, all at once instead of one after the other."""
@@ -281,7 +284,7 @@ class CompiledAgent:
     def update(self, block: Rollout) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now = self._update(
                 self.train, self.metric_sums, block, key
             )
@@ -291,7 +294,7 @@ class CompiledAgent:
         """Update from a block that the memory holds already; `actors` are segments of `Learner.update`."""
         segments = None if actors is None else np.asarray(actors, np.int32)
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now = self._update_stored(
                 self.train, self.metric_sums, block, key, segments
             )
@@ -336,7 +339,7 @@ class CompiledAgent:
     def advance(self, block: Rollout, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
         key = self._keys.at(self.train.key, self._calls)
-        with self._guard():
+        with self._guard(), memory_errors:
             self.train, self.metric_sums, self._acting_now, action = self._advance(
                 self.train, self.metric_sums, block, key, carry, first, noise
             )
@@ -345,7 +348,8 @@ class CompiledAgent:
 
     def update_segments(self, block: Rollout, actors: list[int]) -> None:
         """Learn from a block of these actors' segments; one may have two, and `n` stands for none."""
-        with self._guard():  # all or nothing: segments that were left out could not be added later
+        # All or nothing: segments that were left out could not be added later.
+        with self._guard(), memory_errors:
             for i, index in enumerate(actors):
                 if index == self.n:
                     continue

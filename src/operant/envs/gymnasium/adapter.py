@@ -20,7 +20,6 @@ from operant.envs.environment import SpacesEnv
 from operant.envs.validation_errors import (
     FLAGS,
     NUMBERS,
-    Check,
     brief,
     close,
     flag_error,
@@ -257,12 +256,12 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
 class GymnasiumSubEnv:
     """An environment of Gymnasium whose answers are validated, and read as flat components.
 
-    Its caller cuts episodes after `limit` steps. With `check`, observations are validated in full at first.
+    Its caller cuts episodes after `limit` steps.
     """
 
     lost = False
 
-    def __init__(self, env: gymnasium.Env, limit: int | None = None, check: Check = "always") -> None:
+    def __init__(self, env: gymnasium.Env, limit: int | None = None) -> None:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
@@ -271,7 +270,6 @@ class GymnasiumSubEnv:
         self._encode = self._codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
-        self._new_calls = set() if check == "never" else {"reset", "step"}
 
     def native_action(self, action: Flat) -> Any:
         """Return what one environment takes."""
@@ -296,7 +294,7 @@ class GymnasiumSubEnv:
             ) from error
         if fault := reset_error(answer):
             raise EnvironmentError(fault)
-        return self._read(answer[0], "reset")
+        return self._read(answer[0])
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         """Take an action; return observation, reward, terminated, truncated, checked (EnvironmentError)."""
@@ -306,25 +304,13 @@ class GymnasiumSubEnv:
         observation, reward, terminated, truncated, self.info = answer
         if type(reward) not in NUMBERS or type(terminated) not in FLAGS or type(truncated) not in FLAGS:
             _check_step(answer)
-        if self._new_calls:
-            return self._read(observation, "step"), reward, terminated, truncated
-        try:
-            return self._encode(observation, False), reward, terminated, truncated
-        except UNREADABLE as error:
-            raise self._misfit(observation, error) from error
+        return self._read(observation), reward, terminated, truncated
 
-    def _read(self, observation: Any, call: str) -> Flat:
-        if call in self._new_calls:  # before it is encoded, which makes values fit
-            for error in space_errors(self.env.observation_space, observation):
-                raise EnvironmentError(f"{error} {MISFIT}")
-            self._new_calls.discard(call)
+    def _read(self, observation: Any) -> Flat:
         try:
             return self._encode(observation, False)
         except UNREADABLE as error:
-            raise self._misfit(observation, error) from error
-
-    def _misfit(self, observation: Any, error: Exception) -> EnvironmentError:
-        return EnvironmentError(misfit(self.env.observation_space, observation, error))
+            raise EnvironmentError(misfit(self.env.observation_space, observation, error)) from error
 
     def close(self) -> None:
         """Close the environment."""

@@ -16,14 +16,18 @@ from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
     Check,
     ObservationValidator,
+    brief,
     close,
     finite_error,
+    flag_error,
     raised_at,
     text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
+
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 
 
 class GymnasiumVector(VectorEnv):
@@ -81,9 +85,13 @@ class GymnasiumVector(VectorEnv):
         if not (self._is_open and self._is_reset):
             raise self._unusable()
         observation, reward, terminated, truncated, info = self._called("step", self._decode(actions, True))
+        if not getattr(terminated, "dtype", None) is getattr(truncated, "dtype", None) is _BOOL:
+            terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
+        if getattr(reward, "dtype", None) is not _FLOAT and np.asarray(reward).dtype.kind not in "fiu":
+            raise EnvironmentError(f"The reward of {self.name!r} must be numbers. Received: {brief(reward)}.")
         reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
         if self._copy:
-            terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+            terminated, truncated = terminated.copy(), truncated.copy()
         if self._ended.any():  # a wrapper may have written to these rows
             goes_on = ~self._ended
             reward = np.where(goes_on, reward, np.float32(0))
@@ -94,6 +102,13 @@ class GymnasiumVector(VectorEnv):
             self._raise_first(finite_error("reward", reward))
         self.infos = self._read_infos(info)
         return VectorStep(flat, reward, terminated, truncated)
+
+    def _flags(self, name: str, flags: Any) -> np.ndarray:
+        """Return flags as bools, also those that are 0 and 1."""
+        for i, flag in enumerate(np.asarray(flags).tolist()):
+            if error := flag_error(name, flag):
+                self._raise_first((i, error))
+        return np.asarray(flags, np.bool_)
 
     def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
         try:

@@ -83,7 +83,7 @@ def create(
             `operant.envs.gymnasium.games.Games`.
         games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by
             whomever.
-        check: how often observations are checked for NaN and infinity: at the `first` reset and step (then in
+        check: how often observations are compared with their space: at the `first` reset and step (then in
             full, with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
@@ -280,7 +280,7 @@ def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
 
 
 def _in_process(sources: Sequence[EnvSpec], reads: _Reads, count: int | None = None) -> SyncVectorEnv:
-    envs = [make_sub_env(source, reads.check) for source in sources[:count]]
+    envs = [make_sub_env(source) for source in sources[:count]]
     return SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
 
 
@@ -317,7 +317,7 @@ def _measured(
                     sources, reads, f"{measured}, above the {limit} from which processes pay", settings
                 )
             reason = f"{measured}, but {obstacle}"
-    envs = probe.envs + [make_sub_env(source, reads.check) for source in sources[1:]]
+    envs = probe.envs + [make_sub_env(source) for source in sources[1:]]
     vector = SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
     vector.why = "; ".join(part for part in (why, reason) if part)
     return vector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, Protocol
@@ -26,6 +27,9 @@ from operant.envs.validation_errors import (
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvironmentError, SpaceError, UsageError
 from operant.spec.spaces import Codec, Spaces
+
+_STATISTICS = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
+"""Attributes by which wrappers that normalise are known, and the options of agents that do the same."""
 
 
 class SubEnv(Protocol):
@@ -92,32 +96,49 @@ class EnvironmentSubEnv:
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode."""
-        return self.spaces.observe(self.env.reset(seed=seed), (), values=False)
+        self.env.reset(seed=seed)
+        return self.env.flat
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
         """Take an action."""
         before = self._restarts
-        states, terminal, reward = self.env.execute(action)
+        _, terminal, reward = self.env.execute(action)
         self.lost = self._restarts != before
-        flat = self.spaces.observe(states, (), values=False)
-        return flat, reward, terminal == 1, terminal == 2
+        return self.env.flat, reward, terminal == 1, terminal == 2
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
 
 
-def make_sub_env(source: EnvSpec, check: Check = "always") -> SubEnv:
+def make_sub_env(source: EnvSpec) -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
         environment = source.make()
         if isinstance(environment, gymnasium.Env):
+            if not source.is_object:
+                _warn_of_statistics(environment, source.name)
             limit = source.own_limit()
             limit = adapter.own_limit(environment) if limit is None else limit
             limit = smaller_limit(source.max_episode_timesteps, limit, source.name)
-            return adapter.GymnasiumSubEnv(environment, limit, check)
+            return adapter.GymnasiumSubEnv(environment, limit)
         return EnvironmentSubEnv(source.create(environment))
     return EnvironmentSubEnv(source.create())
+
+
+def _warn_of_statistics(env: gymnasium.Env, name: str) -> None:
+    """Warn of wrappers that normalise by statistics of their own."""
+    while isinstance(env, gymnasium.Wrapper):
+        for moments, option in _STATISTICS.items():
+            if moments in vars(env):
+                warnings.warn(
+                    f"{type(env).__name__} around {name!r} keeps running statistics, which are lost where it "
+                    f"is made anew: for evaluations, play and --resume. Leave it out and give {option}=True "
+                    f"(--{option.replace('_', '-')}): those are saved with the agent.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+        env = env.env
 
 
 class SyncVectorEnv(VectorEnv):

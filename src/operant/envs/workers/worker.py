@@ -26,7 +26,7 @@ from operant.envs.environment import rows
 from operant.envs.validation_errors import ObservationValidator, raise_of_handler, shortened, text_of
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
-from operant.errors import EnvironmentError, OperantError, SpaceError
+from operant.errors import OperantError
 from operant.spec.spaces import Spaces
 
 _ORPHAN_SECONDS = 2.0
@@ -54,7 +54,7 @@ class VectorTask:
 
     def __init__(self, begin: Mapping[str, Any]) -> None:
         sources = [EnvSpec.from_literal(literal) for literal in begin["sources"]]
-        envs = [make_sub_env(source, begin["check"]) for source in sources]
+        envs = [make_sub_env(source) for source in sources]
         self.info_keywords: Sequence[str] = begin["info_keywords"]
         self._vector = SyncVectorEnv(envs, begin["name"], begin["check"], begin["offset"], self.info_keywords)
         self.spaces = self._vector.spaces
@@ -106,11 +106,13 @@ class EnvironmentTask:
         fields = memory.fields
         acted: int = self._running if message == STEP else 0
         if message == STEP and self._is_flat:
-            running, n = self._step_flat(memory), 1
+            running = self._step_flat(memory)
+            over = np.full(1, not running)
+            if (error := self._validator.error(memory.observation, "step", (over, over))) is not None:
+                raise self._env.misfit(error[1])
         else:
             running, states = self._step(memory) if message == STEP else self._reset(message, memory)
-            n = self._write(states, memory)
-        self._validate(memory, n, len(running), "step" if message == STEP else "reset")
+            self._write(states, memory)
         episode_return = self._env.episode_return()
         fields["return"][0] = math.nan if episode_return is None else episode_return
         fields["acted"][0], fields["running"][0] = acted, len(running)
@@ -147,32 +149,11 @@ class EnvironmentTask:
             array[0] = states[name]
         return (0,) if terminal == 0 else ()
 
-    def _write(self, states: Any, memory: SharedArrays) -> int:
-        """Write states to the memory; return of how many actors they are."""
-        single = self._actors == 1
-        n = 1 if single else rows(states)
-        memory.fields["observed"][0] = n
-        if n:
-            try:
-                flat = self.spaces.observe(states, () if single else (n,), values=False)
-            except SpaceError as error:
-                raise self._misfit(error) from None
-            for name, array in memory.observation.items():
-                array[:n] = flat[name]
-        return n
-
-    def _validate(self, memory: SharedArrays, n: int, running: int, call: str) -> None:
-        """Validate the first `n` rows of states; of those behind the first `running` the episode is over."""
-        observation = memory.observation
-        if self._actors > 1:
-            observation = {name: array[:n] for name, array in observation.items()}
-        over = np.arange(n) >= running
-        error = self._validator.error(observation, call, (over, over)) if n else None
-        if error is not None:
-            raise self._misfit(error[1])
-
-    def _misfit(self, error: object) -> EnvironmentError:
-        return EnvironmentError(f"{self._env.name!r} returned states that do not fit: {error}")
+    def _write(self, states: Any, memory: SharedArrays) -> None:
+        """Write states to the memory, and of how many actors they are."""
+        memory.fields["observed"][0] = n = 1 if self._actors == 1 else rows(states)
+        for name, array in memory.observation.items() if n else ():
+            array[:n] = self._env.flat[name]
 
 
 _TASKS: dict[str, Callable[[Mapping[str, Any]], WorkerTask]] = {

@@ -118,7 +118,6 @@ def encoded(codec: Codec, observation: Any, unflatten: Callable[[Any], Any], nam
     """
     try:
         batched = codec.observation.is_batch(observation)
-        codec.observation.refuse_changed(observation)
         return unflatten(codec.encode(observation, batched)), batched
     except SpaceError:
         raise

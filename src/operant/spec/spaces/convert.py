@@ -53,8 +53,7 @@ class SpacePart:
 
     @functools.cached_property
     def _to_storage(self) -> StorageConverter:
-        shape = (self.shape[1:] + self.shape[:1]) if self.moved else self.shape
-        return StorageConverter(shape, self.storage)
+        return StorageConverter(self.shape, self.storage)
 
     @property
     def direct(self) -> bool:
@@ -71,12 +70,10 @@ class SpacePart:
                 f"The value of {self.names[0]!r} must have shape ({batch}{', '.join(map(str, self.shape))}). "
                 f"Received: shape {array.shape}."
             )
-        if self.start is not None:
-            array = array.astype(np.int64) - self.start
+        if array.dtype != self.storage or self.start is not None:
+            array = self._stored(array)
         if self.moved:
             array = np.moveaxis(array, lead, -1)
-        if array.dtype != self.storage:
-            array = self._to_storage(array, f"component {self.names[0]!r}")
         if self.pieces:
             flat.update(self.cut(array))
         elif self.split:
@@ -84,6 +81,27 @@ class SpacePart:
             flat.update((name, array[..., i]) for i, name in enumerate(self.names))
         else:
             flat[self.names[0]] = array
+
+    def _stored(self, given: NDArray) -> NDArray:
+        """Return Gymnasium's value in the components' type, and counted from 0.
+
+        Raises:
+            SpaceError: that would change a number, such as those of an image divided by 255.
+        """
+        real = given.dtype.kind in "biuf"
+        if self.start is not None and real:
+            given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
+        if self.storage.kind == "f" and real:
+            return self._to_storage(given, f"state {self.names[0]!r}")
+        with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
+            stored = given.astype(self.storage) if real else np.zeros(0, np.int8)
+        if stored.size and (stored == given).all():
+            return stored
+        numbers = "0 or 1" if self.storage.kind == "b" else f"numbers of type {self.dtype}"
+        received = f"dtype {given.dtype}"
+        if given.dtype.kind in "iuf" and given.size:
+            received += f", from {given.min()} to {given.max()}"
+        raise SpaceError(f"The state {self.names[0]!r} must be {numbers}. Received: {received}.")
 
     def cut(self, array: Any) -> dict[str, Any]:
         """Split a vector `[*B, P]`, of NumPy or JAX, into its components by name."""
@@ -133,6 +151,10 @@ class SpaceCodec:
         if isinstance(node, SpacePart) and node.direct:
             self._name, self._storage, self._shape = node.names[0], node.storage, node.shape
         self._ndim = len(self._shape)
+        self._choice: SpacePart | None = None
+        """The node, if its values are usually Python's numbers."""
+        if isinstance(node, SpacePart) and node.storage == np.int32 and node.shape == ():
+            self._choice = node if node.start is None or abs(int(node.start)) < 2**30 else None
 
     def is_batch(self, value: Any) -> bool:
         """Tell whether a value has a leading axis of environments, judged by its first component."""
@@ -156,37 +178,17 @@ class SpaceCodec:
             and value.shape[batched:] == self._shape
         ):
             return {self._name: value}
+        if self._choice is not None and type(value) is int and abs(value) < 2**30 and not batched:
+            number = value if self._choice.start is None else value - int(self._choice.start)
+            return {self._choice.names[0]: np.array(number, self._choice.storage)}
         flat: Flat = {}
+        _expect_entries(self.node, value, "")
         for path, part in self._parts:
             entry = value
             for key in path:
                 entry = entry[key]
             part.encode(entry, batched, flat)
         return flat
-
-    def refuse_changed(self, value: Any) -> None:
-        """Refuse numbers that `encode` would change to fit their space, such as an image divided by 255.
-
-        Raises:
-            SpaceError: naming the component, its type, and what was received.
-        """
-        for path, part in self._parts:
-            entry = value
-            for key in path:
-                entry = entry[key]
-            array = np.asarray(entry)
-            kept = array.dtype.kind in "biuf"
-            if kept and part.storage.kind == "b":
-                kept = bool(np.isin(array, (0, 1)).all())
-            elif kept and array.dtype != part.dtype and part.dtype.kind in "iu":
-                with np.errstate(invalid="ignore"):  # NaN and infinities, which never compare equal
-                    kept = bool(np.array_equal(array.astype(part.dtype), array))
-            if not kept:
-                numbers = "0 or 1" if part.storage.kind == "b" else f"numbers of type {part.dtype}"
-                received = f"dtype {array.dtype}"
-                if array.dtype.kind in "iuf" and array.size:
-                    received += f", from {array.min()} to {array.max()}"
-                raise SpaceError(f"The state {part.names[0]!r} must be {numbers}. Received: {received}.")
 
     def decode(self, flat: Mapping[str, Any], batched: bool) -> Any:
         """Return flat components `[N?, ...]` as Gymnasium's value, clipped: the inverse of `encode`."""
@@ -219,6 +221,22 @@ def _parts(node: Node, path: tuple[Any, ...]) -> Iterable[tuple[tuple[Any, ...],
         return
     for key, branch in node.items() if isinstance(node, dict) else enumerate(node):
         yield from _parts(branch, (*path, key))
+
+
+def _expect_entries(node: Node, value: Any, name: str) -> None:
+    """Refuse a value with other entries than its space."""
+    if isinstance(node, SpacePart):
+        return
+    if isinstance(node, dict):
+        fits = isinstance(value, Mapping) and value.keys() == node.keys()
+        form = f"a dict with {', '.join(map(repr, node))}"
+    else:
+        fits, form = isinstance(value, tuple) and len(value) == len(node), f"a tuple of {len(node)}"
+    if not fits:
+        received = ", ".join(map(repr, value)) if isinstance(value, Mapping) else type(value).__name__
+        raise SpaceError(f"The observation{name} must be {form}. Received: {received}.")
+    for key, branch in node.items() if isinstance(node, dict) else enumerate(node):
+        _expect_entries(branch, value[key], f"{name}[{key!r}]")
 
 
 def _build(node: Node, flat: Mapping[str, Any], batched: bool) -> Any:
@@ -494,7 +512,7 @@ def _storage(space: Any) -> str:
 def to_gymnasium(space: Space) -> Any:
     """Return the Gymnasium space of the same values, without what Gymnasium cannot express.
 
-    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it is read
+    That is `frames`, bounds of 1e18 and more, and that a state is an `int` without `num_values` (it returns
     as a number stored as int32). `from_gymnasium(..., channels_first=False)` reads back an equal space.
     """
     return _to_gymnasium(space.tree)

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from operant.errors import SpecError, suggest, value_error
 
+MOST_NUMBERS = 1 << 27
+"""Numbers of the largest component that is used: a stack of four pictures of 4K has 100 million."""
+
 NDArray: TypeAlias = npt.NDArray[Any]
 Type: TypeAlias = Literal["float", "int", "bool"]
 Bound: TypeAlias = float | int | tuple[Any, ...] | None
@@ -118,6 +121,8 @@ def lists(value: Any) -> Any:
 
 def bound_array(bound: Bound, shape: tuple[int, ...], open_side: float) -> NDArray:
     """Return a bound as float64 array of the given shape, with `open_side` where it is open."""
+    if math.prod(shape) > MOST_NUMBERS:
+        raise value_error("shape", f"of at most {MOST_NUMBERS:,} numbers", shape)
     if not isinstance(bound, tuple):
         return np.full(shape, open_side if bound is None else bound, np.float64)
     array = np.array(bound, np.float64)  # NumPy reads None as NaN

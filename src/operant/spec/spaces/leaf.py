@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -253,6 +254,7 @@ class Leaf:
         *,
         values: bool = True,
         clip: bool = False,
+        tolerant: bool = False,
     ) -> NDArray:
         """Check a value `[*batch, *shape]` and return it as stored: in `dtype`, without offset.
 
@@ -262,6 +264,8 @@ class Leaf:
             batch_shape: the leading axes; None: any.
             values: whether to check the numbers, too (NaN, infinities, range), not only shape and kind.
             clip: whether to clip floats to their bounds first.
+            tolerant: whether to take floats that are a little outside their bounds (`tolerated`), with one
+                warning.
 
         Raises:
             SpaceError: the value does not fit.
@@ -292,13 +296,13 @@ class Leaf:
             array = self._to_storage(array, label)
         if clip and self.storage.kind == "f" and self._limits[0] is not None:
             array = np.asarray(np.clip(array, *self._limits))
-        if values:
-            self._check_values(array, label)
+        if values or (array.dtype is not self.storage and self.storage.kind in "iu"):  # which would wrap
+            self._check_values(array, label, tolerant)
         if self.has_offset:
             array = array.astype(np.int64) - self.offset
         return array if array.dtype is self.storage else self._to_storage(array, label)
 
-    def _check_values(self, array: NDArray, label: str) -> None:
+    def _check_values(self, array: NDArray, label: str, tolerant: bool) -> None:
         low, high = self._limits
         inside: NDArray | None
         if low is None or high is None:
@@ -307,7 +311,7 @@ class Leaf:
             if self.storage.kind != "f" or (array.ndim == 1 and math.isfinite(np.vdot(array, array))):
                 return
             inside = np.isfinite(array)
-        elif self._full_range and array.dtype is self.storage:
+        elif self.full_range and array.dtype is self.storage:
             inside = None
         else:  # NaN is in no range; infinities are, where a side is open
             inside = (array >= low) & (array <= high)
@@ -316,6 +320,10 @@ class Leaf:
         if inside is None or inside.all():
             return
         value, place = _first(array, ~inside)
+        if tolerant and self.storage.kind == "f":
+            least, greatest = self.tolerated
+            if low is not None and ((array >= least) & (array <= greatest)).all():
+                return self.warn_outside(label, _show(low), _show(high), f"{value}{place}")
         if low is None or not np.isfinite(value):
             must = "finite"
         else:
@@ -340,15 +348,44 @@ class Leaf:
         )
 
     @functools.cached_property
-    def stored_range(self) -> tuple[Any, Any]:
-        """Smallest and largest stored value; of floats with a slack of a millionth of the larger."""
+    def stored_limits(self) -> tuple[NDArray, NDArray]:
+        """Smallest and largest stored value, in the type of storage; a single number where all entries agree.
+
+        For floats with a slack of a millionth of the larger bound, for rounding.
+        """
         if self.num_values is not None:
-            return 0, self.num_values - 1
+            return self._stored(np.zeros(()), np.asarray(self.num_values - 1.0))
+        slack: Any = 1e-6 * np.maximum(np.abs(self.low), np.abs(self.high))
+        slack = np.where(np.isfinite(slack) & (self.storage.kind == "f"), slack, 0.0)
+        return self._stored(self.low - slack, self.high + slack)
+
+    @functools.cached_property
+    def tolerated(self) -> tuple[NDArray, NDArray]:
+        """Smallest and largest float that a state may have: many environments leave their bounds a little.
+
+        As far outside as the bounds are apart; any finite number where one side is open.
+        """
+        width = self.high - self.low
+        return self._stored(self.low - width, self.high + width)
+
+    def _stored(self, low: NDArray, high: NDArray) -> tuple[NDArray, NDArray]:
+        info: Any = np.finfo(self.storage) if self.storage.kind == "f" else np.iinfo(self.storage)
         if self.storage.kind != "f":
-            return self.low, self.high
-        slack = 1e-6 * np.maximum(np.abs(self.low), np.abs(self.high))
-        slack = np.where(np.isfinite(slack), slack, 0.0)
-        return self.low - slack, self.high + slack
+            low, high = np.ceil(low), np.floor(high)
+        ends = (np.clip(np.asarray(x, np.float64), info.min, info.max) for x in (low, high))
+        least, greatest = (np.asarray(_single(x.astype(self.storage))) for x in ends)
+        return least, greatest
+
+    def warn_outside(self, label: str, low: Any, high: Any, received: str) -> None:
+        """Warn of a state a little outside its bounds, once."""
+        if not vars(self).setdefault("_warned", False):
+            vars(self)["_warned"] = True
+            warnings.warn(
+                f"The {label} must be between {low} and {high}. Received: {received}. It is taken as it is, "
+                "and later ones are without a word. Widen the space, or correct the value.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     @functools.cached_property
     def _range(self) -> tuple[int, int] | None:
@@ -384,7 +421,8 @@ class Leaf:
         return _single(low), _single(high)
 
     @functools.cached_property
-    def _full_range(self) -> bool:
+    def full_range(self) -> bool:
+        """Whether it may have every value of its integer type."""
         if self.storage.kind not in "iu" or self.has_offset:
             return False
         info = np.iinfo(self.storage)

@@ -29,19 +29,11 @@ class StorageConverter:
     def __call__(self, array: NDArray, label: str) -> NDArray:
         """Return `[*batch, *shape]` in the stored type.
 
-        What that cannot hold becomes infinite, or the limit of an integer type, for the check of values to
-        find: nothing wraps round.
+        What is too large for it becomes infinite, for the check of values to find.
         """
-        whole = self.storage.kind in "iu" and array.dtype.kind in "iu"
-        if whole and not np.can_cast(array.dtype, self.storage):
-            own, given = np.iinfo(self.storage.name), np.iinfo(array.dtype)
-            within = np.clip(array, max(own.min, given.min), min(own.max, given.max))
-            if self.rows < ROWS and not np.array_equal(within, array):
-                self._warn(label, f"holds numbers that {self.storage} does not. They become its limit")
-            array = within
-        elif self.rows < ROWS and array.dtype.kind in "iuf" and array.dtype.itemsize > self.storage.itemsize:
+        if self.rows < ROWS and array.dtype.kind in "iuf" and array.dtype.itemsize > self.storage.itemsize:
             self._look(array, label)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return array.astype(self.storage)
 
     def _look(self, array: NDArray, label: str) -> None:

@@ -127,12 +127,20 @@ class Space:
             name, leaf = self._first
             if type(value) is not np.ndarray and isinstance(value, Mapping):
                 value = self._gather({name: leaf}, value, "")[name]
-            return {name: leaf.accept(value, self.kind, batch_shape, values=values, clip=clip)}
+            tolerant = self.kind == "state"
+            return {
+                name: leaf.accept(value, self.kind, batch_shape, values=values, clip=clip, tolerant=tolerant)
+            }
         raw = self._gather(self.tree, value, "")
         flat: Flat = {}
         for name, leaf in self.components.items():
             flat[name] = array = leaf.accept(
-                raw[name], self._labels[name], batch_shape, values=values, clip=clip
+                raw[name],
+                self._labels[name],
+                batch_shape,
+                values=values,
+                clip=clip,
+                tolerant=self.kind == "state",
             )
             if batch_shape is None:  # all must have those of the first component
                 batch_shape = array.shape[: array.ndim - len(leaf.shape)]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
+from operant.agents.base.allocation import compiled, initializer, memory_errors
 from operant.agents.base.learner import Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
@@ -58,8 +59,10 @@ class DeviceRun:
         self.env = env
         self.n = n
         leaves = learner.algorithm.spaces.states.components
-        self.watched = [name for name, leaf in leaves.items() if leaf.storage.kind == "f"]
-        """Components of the state that are floats, which could be NaN or infinite."""
+        self.watched = [
+            name for name, leaf in leaves.items() if leaf.storage.kind != "b" and not leaf.full_range
+        ]
+        """Components of the state that could be NaN, infinite or outside their space."""
 
     def begin(self, key: Key) -> RunnerState:
         """Start the environments of a run with this key."""
@@ -172,31 +175,44 @@ class DeviceRun:
             fault = (~jnp.isfinite(reward)).astype(jnp.uint16)
         for code, name in enumerate(self.watched, start=2):
             x = observation[name]
-            bad = ~jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim)))
+            bad = ~jnp.all(self._sound(name, x), axis=tuple(range(1, x.ndim)))
             fault = jnp.where((fault == 0) & bad, jnp.uint16(code), fault)
         return fault
 
+    def _sound(self, name: str, x: Array) -> Bool[Array, "..."]:
+        """Return which numbers of a component the space admits (see `Leaf.tolerated`); NaN is none."""
+        leaf = self.learner.algorithm.spaces.states.components[name]
+        low, high = leaf.tolerated if leaf.storage.kind == "f" else leaf.stored_limits
+        return (x >= jnp.broadcast_to(low, x.shape)) & (x <= jnp.broadcast_to(high, x.shape))
+
     def _cut(self, actors: native_env.NativeActors, ended: Bool[Array, " N"]) -> native_env.NativeActors:
-        """Let these actors begin another episode with the next row, with 0 for what is not finite."""
+        """Let these actors begin another episode with the next row, with 0 for what is not of their space."""
         observation = dict(actors.observation)
         for name in self.watched:
             x = observation[name]
-            observation[name] = jnp.where(jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+            observation[name] = jnp.where(self._sound(name, x), x, jnp.zeros((), x.dtype))
         return actors._replace(observation=observation, ended=ended)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
-        """Describe the first value that was not finite, if any; `ends` has leaves `[blocks, rows, ...]`."""
+        """Describe the first value that is not of its space, if any; `ends`: leaves `[blocks, rows, ...]`."""
         if not ends.fault.any():
             return None
         faults, reward, length = (x.reshape(-1, self.n) for x in (ends.fault, ends.reward, ends.length))
         row, actor = (int(i) for i in np.argwhere(faults)[0])
         code, step = int(faults[row, actor]), int(length[row, actor])
         spaces = self.learner.algorithm.spaces
-        what = "reward" if code == 1 else state_label(spaces, self.watched[code - 2])
-        received = f"{reward[row, actor]}" if code == 1 else "nan or inf"
+        what, must, received = "reward", "finite", f"{reward[row, actor]}"
+        if code > 1:
+            leaf, what = (
+                spaces.states.components[self.watched[code - 2]],
+                state_label(spaces, self.watched[code - 2]),
+            )
+            must, received = "finite, and not far outside its bounds", "nan, inf or such a number"
+            if leaf.storage.kind != "f":
+                must, received = f"one of {leaf.num_values or 'the'} values of its space", "another number"
         when = f" (step {step} of its episode)" if step else " (at a reset)"
         return (
-            f"Environment {actor} of {name!r}{when}: The {what} must be finite. Received: {received}. Look "
+            f"Environment {actor} of {name!r}{when}: The {what} must be {must}. Received: {received}. Look "
             "for a division by zero, a root or logarithm of what may be negative, and what grows without "
             "bound; operant.envs.check_env tries random actions."
         )
@@ -227,7 +243,11 @@ class DeviceDriver(NativeDriver):
         self.devices = Devices() if devices is None else devices
         self.devices.divide(n, "n_envs")
         self.loop = DeviceRun(learner, env, n)
-        self.put(jax.jit(learner.init)(key, learner.hyper()) if train is None else train)
+        if train is None:
+            arguments = key, learner.hyper()
+            copies = self.devices.size if jax.default_backend() == "cpu" else 1  # which share its memory
+            train = initializer(learner, n, learner.init, *arguments, copies=copies)(*arguments)
+        self.put(train)
         self.world = jax.jit(self.loop.begin)(key)
         self._no_metrics = self.devices.replicated(learner.metrics.zeros)
         self.meter = self.no_metrics()
@@ -257,7 +277,7 @@ class DeviceDriver(NativeDriver):
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
             arguments = (self.train, self.world, self.meter, np.int32(0))
             with self.devices.mesh():
-                self._compiled = self.devices.jit(loop, arguments, (0, 1, 2)).lower(*arguments).compile()
+                self._compiled = compiled(self.devices.jit(loop, arguments, (0, 1, 2)), arguments)
         return self._compiled
 
     def advance(self, blocks: int) -> list[EpisodeResult]:
@@ -269,9 +289,10 @@ class DeviceDriver(NativeDriver):
         self.unreported = ()
         blocks = min(blocks, self.blocks)
         loop = self.compile()
-        self.train, self._world, self.meter, ends = loop(
-            self.train, self._world, self.meter, np.int32(blocks)
-        )
+        with memory_errors:
+            self.train, self._world, self.meter, ends = loop(
+                self.train, self._world, self.meter, np.int32(blocks)
+            )
         ends = EpisodeEnds(*(x[:blocks] for x in jax.device_get(ends)))
         finished, self.step = finished_episodes(ends, self.step)
         if (fault := self.loop.fault(ends, self.name)) is not None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.base.allocation import compiled, initializer, memory_errors
 from operant.agents.base.learner import Learner, TrainState, without_buffer
 from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
@@ -138,9 +139,10 @@ class _SeparateRuns:
     """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
 
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
-        init, begin = jax.jit(learner.init), jax.jit(loop.begin)
+        size, begin = keys.shape[0], jax.jit(loop.begin)
+        init = initializer(learner, loop.n, learner.init, _of(keys, 0), hyper[0], copies=size)
         self._states: list[SeedState] = []
-        for i in range(keys.shape[0]):
+        for i in range(size):
             key = _of(keys, i)
             state = SeedState(init(key, hyper[i]), begin(key), learner.metrics.zeros())
             # One after the other, for the reason that `begun` says.
@@ -149,7 +151,7 @@ class _SeparateRuns:
 
     @functools.cached_property
     def compiled(self) -> Any:
-        return jax.jit(self._loop, donate_argnums=(0, 1, 2)).lower(*self._states[0], np.int32(0)).compile()
+        return compiled(jax.jit(self._loop, donate_argnums=(0, 1, 2)), (*self._states[0], np.int32(0)))
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -162,7 +164,8 @@ class _SeparateRuns:
         loop = self.compiled
 
         def call(index: int) -> tuple[SeedState, EpisodeEnds]:
-            *state, ends = loop(*self._states[index], np.int32(blocks))
+            with memory_errors:
+                *state, ends = loop(*self._states[index], np.int32(blocks))
             return SeedState(*state), jax.device_get(ends)
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
@@ -185,7 +188,8 @@ class _SeparateRuns:
 
 class _VmapRuns:
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
-        train = jax.jit(functools.partial(begun, learner))(keys, hyper)
+        init = functools.partial(begun, learner)
+        train = initializer(learner, loop.n, init, keys, hyper)(keys, hyper)
         world = jax.jit(jax.vmap(loop.begin))(keys)
         self._size = keys.shape[0]
         self._state = SeedState(train, world, jnp.stack([learner.metrics.zeros()] * self._size))
@@ -194,10 +198,11 @@ class _VmapRuns:
     @functools.cached_property
     def compiled(self) -> Any:
         mapped = jax.vmap(self._loop, in_axes=(0, 0, 0, None))
-        return jax.jit(mapped, donate_argnums=(0, 1, 2)).lower(*self._state, np.int32(0)).compile()
+        return compiled(jax.jit(mapped, donate_argnums=(0, 1, 2)), (*self._state, np.int32(0)))
 
     def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        *state, ends = self.compiled(*self._state, np.int32(blocks))
+        with memory_errors:
+            *state, ends = self.compiled(*self._state, np.int32(blocks))
         self._state = SeedState(*state)
         ends = jax.device_get(ends)
         return [(i, EpisodeEnds(*(x[i] for x in ends))) for i in range(self._size)], None
