@@ -536,7 +536,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
         (("a", "a/b"), "checkpoints must be different paths"),
         (("a", "runs"), "Received: checkpoints='runs'."),
         (("a", "runs/a/checkpoints/b"), "Received: checkpoints='runs/a/checkpoints/b'."),
-        (("a", "b" * 201), "at most 200, with no '.' or '-' in front. Received: checkpoints='bbb"),
+        (("a", "b" * 221), "with a letter or digit in front. Received: checkpoints='bbb"),
         (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
     ],
 )
