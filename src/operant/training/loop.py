@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from operant import checkpoint
@@ -162,11 +163,14 @@ class TrainingLoop:
             self.memory_anew, ended, step = not header["memory"], header["ended"], int(header["step"])
             Progress(self.run).restore(header)
             actors = saved.header["specification"]["parallel_interactions"]
-        if actors != self.specification["parallel_interactions"]:  # the class's `load` allows it
+        here = self.specification["parallel_interactions"]
+        if actors != here:  # the class's `load` allows it
             train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
+            rows = jnp.uint32(int(train.counters.rows) * actors // here)  # of as many steps
+            train = train._replace(counters=train.counters._replace(rows=rows))
             if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
                 train = train._replace(state=algorithm.resumed(train.state, train.counters))
-            self.driver.restore(train, self.driver.snapshot(), header["step"])
+            self.driver.restore(train, self.driver.snapshot(), step)
             self.progress.restore(header)
             return
         shapes = jax.eval_shape(lambda train: train, without_buffer(fresh) if self.memory_anew else fresh)
