@@ -36,7 +36,7 @@ def same(one, other):
 
 
 def opened(directory):
-    """Build what a run in a folder trained, with the state of its newest checkpoint; return it and the options."""
+    """Return what a run in a folder trained, as its newest checkpoint has it, and its options."""
     plan = resumed(directory, {})
     run = plan.run.replace(checkpoints=(), weights=())
     session = ExperimentSetup(parse_agent(plan.agent), make_environments(run), run)
