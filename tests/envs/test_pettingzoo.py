@@ -210,7 +210,7 @@ def test_what_cannot_be_is_told():
     environment = Environment.create(environment=silent)
     environment.reset()
     with pytest.raises(EnvironmentError, match="told nothing of the agent 'animal0'"):
-        environment.execute([0, 0, 0])
+        environment.execute([1, 1, 1])
     from operant.envs.vector import create
 
     with pytest.raises(UsageError, match=r"has 3 actors.*Use Runner\(agent=..., environment=...\)"):

@@ -938,6 +938,7 @@ def test_an_evaluation_may_lose_environments_between_episodes_that_came_to_their
         """The first has one episode of 20 steps, the second many of one, every other of which is lost."""
 
         num_envs, name, game, infos = 2, "losing", None, types.MappingProxyType({})
+        max_episode_timesteps = None
 
         def reset(self, seed):
             self.row = 0

@@ -103,7 +103,7 @@ def test_a_class_closes_its_environments_behind_a_with_block():
 def test_fit_goes_on_where_it_stopped(trained):
     agent, _, _, first, second = trained
     assert (first.reason, second.reason) == ("max_steps", "max_steps")
-    assert 300 <= first.step < 340 and 600 <= second.step < 640
+    assert 280 <= first.step < 340 and 560 <= second.step < 640
     assert agent.steps == second.step and agent.games == second.episodes > first.episodes
     assert second.seconds > first.seconds and agent.elapsed == second.seconds
     assert agent.total_rewards and agent.mean_reward == pytest.approx(np.mean(agent.total_rewards))
@@ -595,7 +595,7 @@ def test_a_trial_is_told_and_may_end_it(monkeypatch):
     trial.limit = 100
     agent.fit(max_steps=2_400)
     steps = [step for _, step in trial.reports]
-    assert steps[2] > 2_000 and steps[-1] == 2_400 and len(set(steps)) == len(steps) <= 22
+    assert steps[2] > 1_900 and steps[-1] == 2_400 and len(set(steps)) == len(steps) <= 22
     agent.close()
 
 

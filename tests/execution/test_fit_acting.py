@@ -204,7 +204,7 @@ def test_observations_are_gymnasiums_wherever_the_environments_run(how):
     [
         (
             lambda o: {"x": o["x"]},
-            r"observation must be what Gears returns, or several such in one. Received: no entry 'pair'",
+            r"The observation must be a dict with 'x', 'pair', 'action_mask'. Received: 'x'",
         ),
         (lambda o: o["x"], "Received: ndarray of another structure"),
         (lambda o: {**o, "x": np.zeros(4)}, r"The value of 'x' must have shape \(3\)"),

@@ -46,6 +46,9 @@ class Pretended:
             finished.append(EpisodeResult(self.step, next(self.returns, 0.0), BLOCK_STEPS, 0))
         return finished
 
+    def end_by(self, deadline):
+        self.deadline = deadline
+
     def agree(self, seconds, flag):
         return seconds, flag
 
@@ -153,7 +156,7 @@ def evaluation(made, frequency, found):
         run=run,
         logger=None,
         directory=None,
-        evaluator=types.SimpleNamespace(seconds=0.0),
+        evaluator=types.SimpleNamespace(seconds=0.0, env=types.SimpleNamespace()),
     )
     return steps
 

@@ -230,8 +230,8 @@ class Trainer:
         """Seconds of training so far."""
         return self._progress.elapsed
 
-    @_by_one_thread
     @naming_misspelt
+    @_by_one_thread
     def fit(
         self,
         *unnamed: Any,
@@ -387,8 +387,8 @@ class Trainer:
             self._acting = learnt, acting(learnt)
         return act(self._acting[1], *arguments, explore=explore)
 
-    @_by_one_thread
     @naming_misspelt
+    @_by_one_thread
     def play(
         self,
         video_dir: str | None = None,
@@ -452,8 +452,8 @@ class Trainer:
             say(str(played))
         return played
 
-    @_by_one_thread
     @naming_misspelt
+    @_by_one_thread
     def save(self, directory: str | Path, **others: Any) -> str:
         """Write a checkpoint of everything that is needed to continue.
 
