@@ -27,8 +27,8 @@ from operant.envs.native.native_vector import NativeVector
 from operant.envs.native.probe import PROBES
 from operant.execution.agent import Agent
 from operant.spec import options
+from operant.spec.random_streams import Purpose
 from operant.spec.spaces import Spaces
-from operant.spec.streams import Purpose
 from operant.training.drivers.device_driver import DeviceRun, RunnerState
 from operant.types import Array, Key, Metrics, Rollout
 

@@ -45,8 +45,8 @@ from operant.execution.agent import Agent
 from operant.execution.interactive import Settings
 from operant.ops import losses
 from operant.spec import options
+from operant.spec.random_streams import Purpose
 from operant.spec.spaces import masks_of
-from operant.spec.streams import Purpose
 from operant.training.drivers.device_driver import DeviceDriver, DeviceRun
 from operant.training.drivers.host_driver import HostDriver
 from operant.types import Array, Arrays, Tree

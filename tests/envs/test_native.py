@@ -18,8 +18,8 @@ from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
 from operant.envs.native.native_vector import NativeVector
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import SpaceError, SpecError, UsageError
+from operant.spec.random_streams import Purpose
 from operant.spec.spaces import Spaces
-from operant.spec.streams import Purpose
 
 START, STEP = native_vector._start, native_vector._step  # jitted
 

@@ -25,7 +25,7 @@ from operant.agents.table import AGENTS
 from operant.checkpoint.manifest import digest
 from operant.errors import CheckpointError, NumericalError, SpaceError, SpecError, UsageError
 from operant.nn import backend
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 
 STATE = {"type": "float", "shape": (3,)}
 CHOICE = {"type": "int", "num_values": 3}

@@ -44,7 +44,7 @@ from operant.execution.agent_callbacks import AgentCallbacks
 from operant.memory.recent import Recent, RecentState
 from operant.memory.ring import VALID
 from operant.spec import options
-from operant.spec.streams import Purpose, derived_seed
+from operant.spec.random_streams import Purpose, derived_seed
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.host_driver import HostDriver
 from operant.training.drivers.seeds import MultiSeedRunner

@@ -70,8 +70,8 @@ from operant.agents.parts.value_heads import CategoricalValue, ExpectedValue, Qu
 from operant.errors import SpecError
 from operant.memory.replay import Replay
 from operant.ops import losses, optimise
+from operant.spec.random_streams import Purpose
 from operant.spec.spaces import Spaces, masks_of
-from operant.spec.streams import Purpose
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Transition, Tree
 
 

@@ -27,8 +27,8 @@ from operant.envs.validation_errors import (
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
 from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
+from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces, mask_name
-from operant.spec.streams import Purpose, sequence
 
 _SPACES = ("observation_space", "action_space")
 

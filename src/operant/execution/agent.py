@@ -457,7 +457,7 @@ class Agent(InteractiveAgent):
 
     def _put_learnt(self, train: TrainState) -> None:
         algorithm = self.learner.algorithm
-        if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+        if isinstance(algorithm, UpdateCounter):  # it counts from here on
             train = train._replace(state=algorithm.resumed(train.state, train.counters))
         self._engine.put(train)
         self._start()

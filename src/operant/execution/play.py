@@ -12,9 +12,9 @@ import numpy as np
 
 from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
+from operant.spec.random_streams import Purpose, derived_seed
 from operant.spec.run import ENVIRONMENTS, argument_faults
 from operant.spec.spaces import Spaces
-from operant.spec.streams import Purpose, derived_seed
 from operant.tracking.runs import read_run
 
 if TYPE_CHECKING:

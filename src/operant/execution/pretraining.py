@@ -19,8 +19,8 @@ from operant.execution.actors import Actor, ActorRow, Actors, block_of, stack
 from operant.execution.traces import Flat, Trace
 from operant.memory.recent import Recent
 from operant.ops import normalization, optimise
+from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces
-from operant.spec.streams import Purpose, sequence
 from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
 COUNTED = 1024

@@ -11,7 +11,7 @@ from jaxtyping import Float, Integer
 
 from operant.ops import prng
 from operant.spec import Schedule
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 from operant.types import Array, Key
 
 

@@ -16,7 +16,7 @@ from operant.agents.base.compiled import KeyStream
 from operant.agents.base.learner import Learner, TrainState
 from operant.envs.vector.base import AbandonedError, VectorEnv
 from operant.errors import whole
-from operant.spec.streams import Purpose, derived_seed
+from operant.spec.random_streams import Purpose, derived_seed
 from operant.tracking.record import Logger
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 

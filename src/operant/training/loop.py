@@ -168,7 +168,7 @@ class TrainingLoop:
             train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
             rows = jnp.uint32(int(train.counters.rows) * actors // here)  # of as many steps
             train = train._replace(counters=train.counters._replace(rows=rows))
-            if isinstance(algorithm, UpdateCounter):  # its clock counts rows of all actors
+            if isinstance(algorithm, UpdateCounter):  # it counts from here on
                 train = train._replace(state=algorithm.resumed(train.state, train.counters))
             self.driver.restore(train, self.driver.snapshot(), step)
             self.progress.restore(header)

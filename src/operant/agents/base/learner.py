@@ -28,7 +28,7 @@ from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
 from operant.ops import schedules
 from operant.spec import Config, Schedule, traced
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 

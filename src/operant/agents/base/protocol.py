@@ -28,7 +28,8 @@ class Counters(NamedTuple):
     """Environment steps of all actors."""
     episodes: UInt32[Array, ""]
     updates: UInt32[Array, ""]
-    """Updates made: calls of `update`, unless not each makes one (see `update_counter`)."""
+    """Updates made: calls of `update`, unless not each makes one (see `update_counter`). `Learner.update`
+    counts."""
     rows: UInt32[Array, ""]
     """Rows per actor: the randomness of acting is derived from them."""
 

@@ -2,7 +2,7 @@
 
 An environment step is a row that holds one: the row after an episode's end, which only carries its last
 observation, is none. An update is a block from which the algorithm learnt: not one of the warm-up, nor one
-in which no update was due.
+in which no update was due. `operant.agents.base.learner.Learner.update` adds both to the counters of a run.
 """
 
 from __future__ import annotations

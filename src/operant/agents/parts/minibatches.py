@@ -16,7 +16,7 @@ from operant.errors import value_error
 from operant.ops import prng
 from operant.ops.repeat import repeat
 from operant.ops.sharding import spread
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 from operant.types import Array, Key, Metrics, Tree
 
 S = TypeVar("S", bound=Tree)

@@ -13,7 +13,7 @@ from operant.envs.native.native_env import NativeActors, NativeEnv, NativeStep
 from operant.envs.validation_errors import ObservationValidator, finite_error
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
 from operant.errors import SpaceError, whole
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 from operant.types import Key, Tree
 
 _NEXT_RUN = 2

@@ -1,4 +1,4 @@
-"""What happens when the other side of a connection is lost: it is replaced, a bounded number of times."""
+"""How often the other side of a connection that is lost is replaced. Vectors replace: see `async_vector`."""
 
 from __future__ import annotations
 

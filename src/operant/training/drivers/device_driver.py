@@ -17,7 +17,7 @@ from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvironmentError
-from operant.spec.streams import Purpose
+from operant.spec.random_streams import Purpose
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult

@@ -13,7 +13,7 @@ import numpy as np
 from operant.agents.base.compiled import CompiledAgent
 from operant.agents.base.learner import TrainState, reset_carry
 from operant.envs.vector.base import AbandonedError, VectorEnv, VectorStep
-from operant.spec.streams import Purpose, derived_seed
+from operant.spec.random_streams import Purpose, derived_seed
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, EpisodeStatistics
 from operant.types import Action, Rollout, Tree

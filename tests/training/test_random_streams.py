@@ -13,8 +13,8 @@ from operant.envs.native import native_vector
 from operant.envs.native.native_env import TimeStep
 from operant.envs.native.native_vector import NativeVector
 from operant.envs.vector.base import seed_of
+from operant.spec.random_streams import Purpose, derived_seed, sequence
 from operant.spec.spaces import Spaces
-from operant.spec.streams import Purpose, derived_seed, sequence
 from operant.training.evaluate import Evaluator
 
 STEPS = 400
