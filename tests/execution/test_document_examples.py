@@ -78,7 +78,7 @@ def test_command_lines(command, tmp_path, monkeypatch):
     ]
     assert main([*arguments, *budget, "--quiet"]) == 0
     tree, header = checkpoint.load(checkpoint.latest(Path("run") / "checkpoints"))
-    assert header["training"]["step"] >= 700
+    assert header["training"]["step"] > 600
     updates = [int(x) for name, x in tree.items() if name.endswith("counters.updates")]
     assert updates[0] > 0
     assert all(np.isfinite(np.asarray(x)).all() for name, x in tree.items() if "params" in name)
@@ -117,7 +117,7 @@ def test_programs(example, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "fit", short)
     shrink(monkeypatch)
     runpy.run_path(str(example))
-    assert len(seen) == 1 and seen[0].steps >= 1200
+    assert len(seen) == 1 and seen[0].steps > 1000
     seen[0].close()
 
 

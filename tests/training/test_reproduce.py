@@ -173,7 +173,7 @@ def test_a_beginning_is_compared_by_its_history(run, capsys):
 def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
     assert main(["train", "--resume", "run", "--max-steps", "700", "--quiet"]) == 0
     entry = json.loads((run / "run.json").read_text())["resumed"]
-    assert [(part["max_steps"], part["step"] >= 512) for part in entry] == [(700, True)]
+    assert [(part["max_steps"], part["step"] > 480) for part in entry] == [(700, True)]
     status, text = reproduced(capsys)
     assert status == 0, text
 
