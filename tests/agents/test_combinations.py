@@ -474,7 +474,9 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
     scaled(own, 2 * T)
     first, second = (block(own, MASKED, t, t + T) for t in (0, T))
     state = drawn(jax.eval_shape(made.init, jax.random.key(0), made.hyper()).state, 1)
-    state = state._replace(reward_scale=normalization.init_reward_scale(2), last=np.uint32(2 * T))
+    steps = sorted((t, i) for i, rows in enumerate(own) for t in range(2 * T) if rows[t]["valid"])
+    last = np.uint32(len(steps) - 2 * T)
+    state = state._replace(reward_scale=normalization.init_reward_scale(2), last=last)
     before = plain({"model": state.variables["params"], "baseline": state.baseline["params"]})
 
     @jax.jit
@@ -482,7 +484,7 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
         memory = algorithm.memory.init(made.example())
         memory = algorithm.memory.add(algorithm.memory.add(memory, first), second)
         state = state._replace(reward_scale=begun(state.reward_scale, first))
-        counters = Counters.zero()._replace(rows=jnp.uint32(2 * T))
+        counters = Counters.zero()._replace(timesteps=jnp.uint32(len(steps)))
         return algorithm.update(state, memory, second, counters, key)
 
     after, _, metrics = update(state, first, second, jax.random.key(1))
@@ -491,7 +493,7 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
         return dense(params, np.array([row["x"] for row in rows]), "value")[0][:, 0]
 
     batch, target, value = [], [], []
-    for rows in own:
+    for i, rows in enumerate(own):
         v = values(before["baseline"], rows)
 
         def return_of(t: int, left: float, rows: list[Any] = rows, v: np.ndarray = v) -> float:
@@ -501,8 +503,8 @@ def test_an_update_of_the_modular_agent_equals_a_plain_one(horizon):
             rest = return_of(t + 1, left - 1) if share else 0.0
             return row["at_end"] + GAMMA * ((1 - share) * v[t + 1] + share * rest)
 
-        for t in range(T, 2 * T):
-            if rows[t]["valid"]:
+        for t in range(2 * T):
+            if (t, i) in steps[-2 * T :]:
                 batch.append(rows[t])
                 target.append(return_of(t, horizon or np.inf))
                 value.append(v[t])

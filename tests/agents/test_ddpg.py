@@ -196,15 +196,17 @@ def test_critics_read_replayed_actions_in_units(name):
 
 @pytest.mark.parametrize("gradient_steps", [None, 3])
 def test_gradient_steps_are_the_number_asked_for_or_the_environment_steps(gradient_steps):
-    """Adam counts its steps: 3 for every update, or as many as rows on which an action was taken."""
+    """Adam counts its steps: 3 for every update, or as many as environment steps between two: 2 x 3."""
     agent = compiled("ddpg", Countdown(kind="float"), gradient_steps=gradient_steps)
     train, world = agent.begin(2)
     expected = 0
     for _ in range(12):
         block, world = agent.collect(train, world)
+        before = int(train.counters.timesteps)
         train, _ = agent.absorb(train, block)
-        ready = int(train.counters.timesteps) >= 12
-        expected += ready * (int(block.valid.sum()) if gradient_steps is None else gradient_steps)
+        after = int(train.counters.timesteps)
+        due = after >= 12 and after // 6 > before // 6
+        expected += due * (6 if gradient_steps is None else gradient_steps)
         assert int(train.state.critic_optimizer[1].count) == expected
         assert int(train.state.actor_optimizer[1].count) == expected
     assert expected > 12

@@ -172,7 +172,7 @@ def test_episodes_from_elsewhere_are_shared_out_among_actors():
 
 @pytest.mark.slow
 def test_one_long_episode_in_small_memories_is_told_with_the_remedy():
-    agent = create(CRITIC, parallel_interactions=4)
+    agent = create({**CRITIC, "capacity": 128}, parallel_interactions=4)
     rows = np.zeros((40, 3), np.float32)
     terminal = np.arange(40) == 39
     with pytest.warns(

@@ -84,7 +84,7 @@ def test_every_driver_checks_as_often():
             plateau_reduce_patience=2, early_stop_patience=10_000, plateau_reduce_factor=0.999,
         )  # fmt: skip
         before = np.asarray(agent.session.driver.train.hyper)
-        agent.fit(max_steps=8192)
+        agent.fit(max_steps=16_384)
         found.append((agent.games, agent._progress.monitor.reductions, agent._progress.monitor.due))
         (changed,) = np.flatnonzero(before != np.asarray(agent.session.driver.train.hyper))
         rate = np.asarray(agent.session.driver.train.hyper)[changed] / before[changed]
