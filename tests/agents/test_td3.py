@@ -173,11 +173,11 @@ def test_the_delay_counts_over_the_whole_run_not_per_update():
     agent = compiled("td3", Countdown(kind="float"), gradient_steps=1, policy_delay=3)
     train, world = agent.begin(0)
     updates, moves = 0, []
-    for _ in range(14):
+    for _ in range(20):
         block, world = agent.collect(train, world)
-        before = train.state
+        before, made = train.state, int(train.counters.updates)
         train, _ = agent.absorb(train, block)
-        if int(train.counters.timesteps) >= 12:
+        if int(train.counters.updates) > made:
             updates += 1
             moves.append(not equal(before.actor, train.state.actor))
     assert moves == [(i + 1) % 3 == 0 for i in range(updates)]

@@ -210,12 +210,14 @@ class TrainingLoop:
         tree = {"train": train, "driver": self.driver.snapshot()}
         if directory is None:
             return None
+        rollouts = self.driver.learner.learns_from_every_block
         header = {
             "specification": self.specification,
             "training": {
                 **self.progress.to_dict(),
                 "skipped": self.progress.skipped + self.driver.skipped(),
                 "step": self.driver.step,
+                "counted": int(train.counters.rows) * self.run.n_envs if rollouts else self.driver.step,
                 "memory": memory,
                 "ended": self.ended,
             },

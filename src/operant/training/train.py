@@ -140,7 +140,7 @@ def finished(plan: ExperimentConfig) -> bool:
 
 
 def _reached(directory: Path, limit: int) -> int:
-    """Return the step of the checkpoint that a run continues from; 0 if it has none.
+    """Return the step of the checkpoint that a run continues from, as `max_steps` counts; 0 if it has none.
 
     One at the limit or beyond, which leaves nothing to do, is trusted only after all of it has been read.
     """
@@ -158,7 +158,7 @@ def _reached(directory: Path, limit: int) -> int:
 def _step(header: dict[str, Any] | None) -> int:
     if header is None:
         return 0
-    return int(header["training"]["step"]) + int(header["training"]["origin"]["step"])
+    return int(header["training"]["counted"]) + int(header["training"]["origin"]["step"])
 
 
 def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:

@@ -64,7 +64,7 @@ def learnt_by(actors: int, saved: checkpoint.Checkpoint, fresh: TrainState) -> T
     if jax.tree.leaves(fresh.memory):
         path = str(saved.path)
         text = f"The replay memory starts empty: that of {path!r} belongs to another number of actors."
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
     like = fresh
     scale: Any = getattr(fresh.state, "reward_scale", ())
     if scale != ():
