@@ -412,11 +412,16 @@ class Told:
     progress = types.SimpleNamespace(score=types.SimpleNamespace(episodes=1), elapsed=1.0)
 
     def __init__(self, *values):
-        self.training, self.step, self.run = self, 0, RunConfig(env="CartPole-v1", max_steps=20)
+        self.training, self.counted, self.step, self.run = (
+            self,
+            0,
+            0,
+            RunConfig(env="CartPole-v1", max_steps=20),
+        )
         self._values = iter(values)
 
     def loop(self):
-        self.step = self.run.max_steps
+        self.step = self.counted = self.run.max_steps
         return types.SimpleNamespace(reason="max_steps")
 
     def value(self):

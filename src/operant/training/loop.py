@@ -145,7 +145,7 @@ class TrainingLoop:
         return None if self.run.max_steps is None else self.run.max_steps - self.progress.origin.step
 
     @property
-    def _counted(self) -> int:
+    def counted(self) -> int:
         """Steps as `max_steps` counts them: environment steps, or where each block is a rollout the rows of
         whole ones, so that as many are run as `max_steps` has room for, however short episodes are.
         """
@@ -286,7 +286,7 @@ class TrainingLoop:
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
             if self.run.max_steps is not None:
-                left = min(left, math.ceil((self.run.max_steps - self._counted) / self.driver.block_steps))
+                left = min(left, math.ceil((self.run.max_steps - self.counted) / self.driver.block_steps))
             self._left = max(1, left)
         blocks = self._left
         if self.driver.processes == 1:  # processes that train together make the same calls
@@ -355,7 +355,7 @@ class TrainingLoop:
     def _evaluate(self) -> dict[str, float]:
         """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
         evaluation, last, step = self.evaluation, self.progress.evaluated, self.step
-        if self.run.max_steps is not None and self._counted >= self.run.max_steps:
+        if self.run.max_steps is not None and self.counted >= self.run.max_steps:
             step = max(step, self.run.max_steps)  # what is due by the end of the run is not left out
         if evaluation is None or step // evaluation.frequency == last.step // evaluation.frequency:
             return {}
@@ -522,7 +522,7 @@ class TrainingLoop:
             return "interrupted"
         if run.target_reward is not None and score.full and score.mean >= run.target_reward:
             return "target"
-        if run.max_steps is not None and self._counted >= run.max_steps:
+        if run.max_steps is not None and self.counted >= run.max_steps:
             return "max_steps"
         return None
 

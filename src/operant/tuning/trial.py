@@ -206,7 +206,7 @@ def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connectio
                 return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
             if reason != "max_steps":
                 active.remove(seed)
-        if active and min(seed.training.step for seed in active) >= following:
+        if active and min(seed.training.counted for seed in active) >= following:
             continue  # a block went beyond the next report: this score is to be compared there
         values = [seed.value() for seed in seeds]
         value = _mean(values)

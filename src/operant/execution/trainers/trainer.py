@@ -546,7 +546,7 @@ class Trainer:
         if run.max_steps is None:
             raise UsageError("An Optuna trial needs max_steps, so that all trials report at the same steps.")
         outcome = None
-        points = report_steps(min(training.step, run.max_steps), run.max_steps)
+        points = report_steps(min(training.counted, run.max_steps), run.max_steps)
         for step, following in zip(points, [*points[1:], math.inf], strict=True):
             training.run = run.replace(max_steps=step)
             outcome = training.loop()
@@ -554,7 +554,7 @@ class Trainer:
                 break
             # If a block went beyond the next report, the mean is reported there, for comparison with other
             # trials.
-            if training.step >= following or not training.progress.score.rewards:
+            if training.counted >= following or not training.progress.score.rewards:
                 continue
             self.trial.report(outcome.mean_reward, step)
             if step < run.max_steps and self.trial.should_prune():
