@@ -70,7 +70,7 @@ def test_actors_out_of_step_keep_their_own_rows():
 
 
 @pytest.mark.slow
-def test_age_is_how_many_rows_came_since():
+def test_age_is_how_many_steps_came_since():
     memory = Recent(6, 2)
     state = memory.init(EXAMPLE)
 
@@ -86,11 +86,12 @@ def test_age_is_how_many_rows_came_since():
     assert (age(0, 2), age(1, 2)) == ([3, 1], [2, 0])
     state = memory.add(state, made([True, True, True], 1), jnp.array([0]))
     assert (age(0, 5), age(1, 2)) == ([6, 4, 2, 1, 0], [5, 3])
-    # Two rows, of which one is a last observation, and rows that fill the block up: these do not count.
+    # One step, a last observation and rows that fill the block up: these belong to the next step.
     state = memory.add(state, made([True, False, False, False], 1), jnp.array([1]))
-    assert (age(1, 5), age(0, 1)) == ([5, 1, 0, 0, 0], [2])
+    never = 2**32 - 1
+    assert (age(1, 5), age(0, 1)) == ([4, 0, never, never, never], [1])
     state = memory.add(state, made([False, True], 1), jnp.array([1]))
-    assert (age(1, 2), age(0, 1)) == ([1, 0], [3])
+    assert (age(1, 2), age(0, 1)) == ([0, 0], [2])
 
 
 def test_a_block_that_is_too_long_is_refused():
