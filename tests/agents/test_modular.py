@@ -136,7 +136,9 @@ def test_noise_and_samples_are_drawn_by_keys_of_every_implementation(options):
 def test_a_replay_memory_that_is_younger_than_the_run_fills_before_one_learns_from_it():
     """A run may go on without its memory. Blocks are of 18 rows; updates start at 72."""
     agent = compiled("modular", Countdown(), memory="replay", horizon=1, start=72)
-    finite = [np.isfinite(metrics["loss/policy"]) for metrics in agent.run(0, 6, rows=1000)[2]]
+    finite = [
+        np.isfinite(metrics["loss/policy"]) for metrics in agent.run(0, 6, rows=1000, timesteps=3000)[2]
+    ]
     assert finite == [False] * 3 + [True] * 3
 
 

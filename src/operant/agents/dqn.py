@@ -59,7 +59,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.base.update_counter import ReplayCounter, UpdateCount
+from operant.agents.base.update_counter import ReplayCounter, UpdateCount, passed
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
@@ -329,8 +329,6 @@ class DQN(ReplayCounter, QLearner):
 
     def _sync(self, state: State, block: Rollout, counters: Counters) -> State:
         """Move the target when this block passed a multiple of `target_sync_steps`."""
-        every = jnp.uint32(min(self.config.target_sync_steps, 2**32 - 1))  # timesteps are counted up to there
-        before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
-        due = counters.timesteps // every > before // every
+        due = passed(counters, block, self.config.target_sync_steps)
         tau = jnp.where(due, jnp.asarray(self.config.tau, jnp.float32), 0.0)
         return state._replace(target=optimise.interpolate(state.target, self.learned(state), tau))

@@ -372,10 +372,7 @@ class Modular(UpdateCounter):
         metrics["update/lr"] = updates.lr(self.config)
         if self.config.unit == "timesteps":
             now -= late.astype(jnp.uint32)
-        state = state._replace(
-            last=jnp.where(due, now, state.last),
-            update_count=state.update_count._replace(forced=jnp.zeros((), jnp.bool_)),
-        )
+        state = state._replace(last=jnp.where(due, now, state.last))
         return state, memory, metrics
 
     def imitation(self, weights: dict[str, Tree], block: Rollout) -> Array:
@@ -444,8 +441,7 @@ class Modular(UpdateCounter):
             state = state._replace(baseline={**state.baseline, "params": params["baseline"]})
         metrics |= watched
         has_rows = jnp.any(counts)
-        number = state.update_count.made + has_rows.astype(jnp.uint32)
-        state = state._replace(update_count=state.update_count._replace(made=number))
+        state = state._replace(update_count=state.update_count.after(has_rows))
         return self._follow(state, has_rows), metrics
 
     def _learning(

@@ -449,16 +449,12 @@ class Agent(InteractiveAgent):
     def _put_weights(self, arrays: dict[str, np.ndarray], path: Path) -> None:
         algorithm, train = self.learner.algorithm, self._engine.train
         weights, counts = weight_files.unflatten(arrays, algorithm.weights(train.state), path)
-        self._put_learnt(
-            train._replace(
-                state=algorithm.with_weights(train.state, weights), counters=train.counters._replace(**counts)
-            )
-        )
+        state, counters = algorithm.with_weights(train.state, weights), train.counters._replace(**counts)
+        if isinstance(algorithm, UpdateCounter):
+            state = algorithm.resumed(state, counters)
+        self._put_learnt(train._replace(state=state, counters=counters))
 
     def _put_learnt(self, train: TrainState) -> None:
-        algorithm = self.learner.algorithm
-        if isinstance(algorithm, UpdateCounter):  # it counts from here on
-            train = train._replace(state=algorithm.resumed(train.state, train.counters))
         self._engine.put(train)
         self._start()
         self._reported = self.updates

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,12 +175,15 @@ def _free(root: Path) -> Iterator[int]:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         yield from (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        import resource  # Linux has it, not every system
+
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             yield limit - int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         groups = [line.split(":", 2) for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:  # not Linux
-        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if hasattr(os, "sysconf"):
+            yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return
     for _, controllers, name in groups:
         if "memory" in controllers.split(",") or not controllers:

@@ -18,7 +18,6 @@ import numpy as np
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec
 from operant.agents.base.learner import TrainState, learnt_by, with_empty_buffer, without_buffer
-from operant.agents.base.update_counter import UpdateCounter
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, reading, shown
 from operant.spec import traced
@@ -165,11 +164,9 @@ class TrainingLoop:
             actors = saved.header["specification"]["parallel_interactions"]
         here = self.specification["parallel_interactions"]
         if actors != here:  # the class's `load` allows it
-            train, algorithm = learnt_by(actors, saved, fresh), self.driver.learner.algorithm
+            train = learnt_by(actors, saved, fresh)
             rows = jnp.uint32(int(train.counters.rows) * actors // here)  # of as many steps
             train = train._replace(counters=train.counters._replace(rows=rows))
-            if isinstance(algorithm, UpdateCounter):  # it counts from here on
-                train = train._replace(state=algorithm.resumed(train.state, train.counters))
             self.driver.restore(train, self.driver.snapshot(), step)
             self.progress.restore(header)
             return

@@ -178,6 +178,13 @@ def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
     return TrainingResult(outcome, directory)
 
 
+def _of_record(plan: ExperimentConfig) -> contextlib.AbstractContextManager[None]:
+    """Name the file of a run that is resumed in all that comes of what it says."""
+    if plan.resume is None:
+        return contextlib.nullcontext()
+    return reading(repr(shown(plan.resume / "run.json")), SpecError)
+
+
 @contextlib.contextmanager
 def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[TrainingLoop, Path]]:
     """Build all that a plan needs, and hold the folder of its run meanwhile."""
@@ -188,9 +195,8 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
     if plan.resume is None:
         run = run.replace(env=full_id(run.env))
     run = located(run)
-    if plan.resume is not None:
-        with reading(repr(shown(plan.resume / "run.json")), SpecError):
-            parse_agent(plan.agent)
+    with _of_record(plan):
+        parse_agent(plan.agent)
     definition = parse_agent(plan.agent, **plan.options)
     if plan.resume is None:
         definition = fitting(definition, run.weights)
@@ -207,14 +213,10 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None:
             run = _without_weights(run, directory)
-        try:
+        with _of_record(plan):
             environments = make_environments(run)
-        except SpecError as error:
-            if plan.resume is None:
-                raise
-            raise SpecError(f"{shown(plan.resume / 'run.json')!r}: {error}") from None
-        stack.callback(environments.close)
-        setup = ExperimentSetup(definition, environments, run)
+            stack.callback(environments.close)
+            setup = ExperimentSetup(definition, environments, run)
         training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows

@@ -55,6 +55,13 @@ class UpdateCounter:
         return state._replace(update_count=UpdateCount(made, jnp.zeros((), jnp.bool_)))
 
 
+def passed(counters: Counters, block: Rollout, every: int) -> Bool[Array, ""]:
+    """Return whether environment steps passed a multiple in a block, which `counters` include."""
+    number = jnp.uint32(min(every, 2**32 - 1))  # steps are counted up to there
+    before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
+    return counters.timesteps // number > before // number
+
+
 class ReplayCounter(UpdateCounter):
     """Base of algorithms that replay: an update follows every `train_every` steps of each environment, on
     average, once the memory is filled.
@@ -70,10 +77,9 @@ class ReplayCounter(UpdateCounter):
         """Return whether a block makes an update: environment steps passed a multiple of `train_every` times
         the actors. `counters` and the memory include the block.
         """
-        initial, every = self.config.initial_size, jnp.uint32(self.config.train_every * self.actors)
-        before = counters.timesteps - jnp.sum(block.valid, dtype=jnp.uint32)
-        passed = counters.timesteps // every > before // every
+        initial = self.config.initial_size
         ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
         if any(model.recurrent for model in self.models.values()):
             ready &= Replay.has_sequence(memory, self.sequence_rows)
-        return ready & (passed | state.update_count.forced)
+        due = passed(counters, block, self.config.train_every * self.actors)
+        return ready & (due | state.update_count.forced)
