@@ -709,7 +709,7 @@ def test_nothing_is_lent_that_another_driver_cannot_keep_to(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
 def test_an_update_is_due_in_time_after_loading_for_another_number_of_actors(tmp_path, before, after):
-    """The clock of an agent whose updates are of timesteps counts rows of all actors."""
+    """As its memory begins anew, so does the count of timesteps to the next update."""
     often = {"type": "linear", "start": 8, "end": 8, "steps": 100}  # looked at with every row
     spec = {"agent": "modular", "model": NET, "horizon": 1, "batch_size": 4, "frequency": often}
     agent = create(spec, parallel_interactions=before)

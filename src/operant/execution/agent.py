@@ -511,7 +511,7 @@ class Agent(InteractiveAgent):
 
     def _take_over(self, saved: checkpoint.Checkpoint, actors: int) -> None:
         """Restore what was learnt from a checkpoint of another number of actors."""
-        self._put_learnt(learnt_by(actors, saved, self._engine.train))
+        self._put_learnt(learnt_by(actors, saved, self._engine.train, self.learner.algorithm))
         counts = saved.header.get("interaction") or saved.header.get("training") or {}
         self._draws = whole("draws", counts.get("draws", 0), 0)
 

@@ -164,7 +164,7 @@ class TrainingLoop:
             actors = saved.header["specification"]["parallel_interactions"]
         here = self.specification["parallel_interactions"]
         if actors != here:  # the class's `load` allows it
-            train = learnt_by(actors, saved, fresh)
+            train = learnt_by(actors, saved, fresh, self.driver.learner.algorithm)
             rows = jnp.uint32(int(train.counters.rows) * actors // here)  # of as many steps
             train = train._replace(counters=train.counters._replace(rows=rows))
             self.driver.restore(train, self.driver.snapshot(), step)

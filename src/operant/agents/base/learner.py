@@ -56,10 +56,13 @@ def without_buffer(train: TrainState) -> TrainState:
     return train._replace(memory=()) if isinstance(train.memory, ReplayState) else train
 
 
-def learnt_by(actors: int, saved: checkpoint.Checkpoint, fresh: TrainState) -> TrainState:
+def learnt_by(
+    actors: int, saved: checkpoint.Checkpoint, fresh: TrainState, algorithm: Algorithm
+) -> TrainState:
     """Return what another number of actors learnt, in the place of a fresh state.
 
-    What belongs to actors begins anew: running returns, and the replay memory, with a warning.
+    What belongs to actors begins anew: running returns, and a memory, with a warning. So does the count of
+    steps to the next update.
     """
     if jax.tree.leaves(fresh.memory):
         path = str(saved.path)
@@ -75,6 +78,8 @@ def learnt_by(actors: int, saved: checkpoint.Checkpoint, fresh: TrainState) -> T
     if scale != ():
         kept = parts["state"].reward_scale._replace(total=scale.total)
         parts["state"] = parts["state"]._replace(reward_scale=kept)
+    if isinstance(algorithm, UpdateCounter):
+        parts["state"] = algorithm.resumed(parts["state"], parts["counters"])
     return fresh._replace(**parts)
 
 
