@@ -20,6 +20,7 @@ from operant.execution.runner.interaction import Interaction
 from operant.execution.runner.run_options import RunOptions
 from operant.execution.runner.run_statistics import RunStatistics
 from operant.execution.runner.slots import EnvSlot, join, take
+from operant.training import evaluate
 
 EXAMPLES = 60
 
@@ -344,6 +345,24 @@ def test_a_lost_evaluation_runs_no_more_episodes_than_asked():
     slot = EnvSlot(connection, 0, trains=False, counts=True)
     Interaction(Checker(2), [slot], RunOptions.read(num_episodes=3), statistics, seed=0).run()
     assert connection.restarts == 1 and statistics.episodes == 3
+
+
+@pytest.mark.filterwarnings("ignore:An episode of evaluation .* has not ended after 7 timesteps")
+@pytest.mark.parametrize("environment", [Script([10**9]), Crowd([2, 10**9])])
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_episode_of_evaluation_without_end_is_cut(environment, beside, monkeypatch):
+    monkeypatch.setattr(evaluate, "LONGEST", 7)
+    connection = LocalConnection(Environment.create(environment))
+    if beside:
+        others = [LocalConnection(Environment.create(Script([30])))]
+        _, statistics = run([*others, connection], True, num_episodes=2, sync_episodes=True)
+        assert statistics.episode_timesteps == [30, 30]
+    else:
+        statistics = RunStatistics(connection.num_actors)
+        slot = EnvSlot(connection, 0, trains=False, counts=True)
+        options = RunOptions.read(num_episodes=2 * connection.num_actors)
+        Interaction(Checker(slot.size), [slot], options, statistics, seed=0).run()
+    assert sorted(statistics.evaluation_timesteps) == sorted([7, 7, 2, 2][: 2 * connection.num_actors])
 
 
 def scripts(*lengths):

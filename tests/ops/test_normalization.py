@@ -97,6 +97,31 @@ def test_numbers_whose_squares_overflow_do_not_count():
     assert np.isfinite(m.var)
 
 
+@pytest.mark.parametrize("mean, std", [(1e20, 1e19), (-1e30, 1e29), (1e37, 1e36), (-1e15, 1e12)])
+def test_numbers_whose_squares_overflow_have_a_unit_of_their_own(mean, std):
+    m = normalization.init((2,))
+    for rng in map(np.random.default_rng, range(3)):
+        x = f32(np.stack([mean + std * rng.normal(size=400), rng.normal(size=400)], axis=1))
+        m = update(m, x, jnp.ones(400, bool))
+    assert m.rows == 1200 and m.scale[1] == 1
+    out = normalization.normalise(m, x, clip=10.0)
+    np.testing.assert_allclose(np.mean(out, 0), 0, atol=0.15)
+    np.testing.assert_allclose(np.std(out, 0), 1, atol=0.1)
+
+
+def test_huge_rewards_are_scaled_like_small_ones():
+    reward, no = np.random.default_rng(0).normal(size=(300, 2)), jnp.zeros((300, 2), bool)
+    small, huge = (
+        normalization.scale_rewards(
+            normalization.init_reward_scale(2), f32(reward * factor), no, ~no, gamma=0.5
+        )
+        for factor in (2.0**7, 2.0**83)
+    )
+    np.testing.assert_allclose(huge[1][100:], small[1][100:], rtol=0.1)
+    again = normalization.scaled(huge[0], f32(reward * 2.0**83))
+    np.testing.assert_allclose(again, normalization.scaled(small[0], f32(reward * 2.0**7)), rtol=0.1)
+
+
 def test_a_constant_has_no_variance():
     m = update(normalization.init(()), jnp.full((1000,), 1234.5678), jnp.ones(1000, bool))
     assert m.var < 1e-9

@@ -383,7 +383,7 @@ def test_bounds_hold_in_the_storage_type():
 def test_states_a_little_outside_are_taken_with_one_warning(value):
     space = Space({"type": "float", "shape": 2, "min_value": 0, "max_value": [2, 5]})
     with pytest.warns(
-        RuntimeWarning, match=r"between 0. and .2., 5... Received: .* It is taken as it is"
+        RuntimeWarning, match=r"between 0. and .2., 5... Received: .* It is used as it is"
     ) as told:
         for _ in range(3):
             assert space.check([value, 4.0])["state"][0] == np.float32(value)

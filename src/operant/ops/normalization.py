@@ -20,6 +20,8 @@ _LEAST_STD = 1e-12
 """Standard deviation below which an element counts as constant; also if it is below this share of the mean,
 where it is rounding:"""
 _ROUNDING = 2.0**-22
+_LARGE = 2.0**50
+"""Size from which on first rows set a unit of their own."""
 
 
 class Moments(NamedTuple):
@@ -34,6 +36,9 @@ class Moments(NamedTuple):
     """What rounding left out of `mean`."""
     var_rest: Float[Array, "*S"]
     """What rounding left out of `var`."""
+    scale: Float[Array, "*S"]
+    """Unit of the other fields, a power of two: 1, unless the first rows are so large that their squares
+    would overflow."""
 
 
 class RewardScale(NamedTuple):
@@ -49,7 +54,15 @@ class RewardScale(NamedTuple):
 def init(shape: tuple[int, ...]) -> Moments:
     """Return the moments of no rows of that shape."""
     zeros = jnp.zeros(shape, jnp.float32)
-    return Moments(jnp.zeros((), jnp.int32), zeros, zeros, zeros, zeros)
+    return Moments(jnp.zeros((), jnp.int32), zeros, zeros, zeros, zeros, jnp.ones(shape, jnp.float32))
+
+
+def _scale(moments: Moments, x: Array, weight: Array, lead: tuple[int, ...]) -> Array:
+    """Return the unit that the first rows set: by the smallest, so that one stray number does not set it."""
+    least = jnp.min(jnp.where(weight & jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=lead)
+    exponent = jnp.frexp(least)[1] - 1
+    wanted = (moments.rows == 0) & (least > _LARGE) & (least < jnp.inf)
+    return jnp.where(wanted, jnp.ldexp(jnp.float32(1), jnp.where(wanted, exponent, 0)), moments.scale)
 
 
 def _add(value: Array, rest: Array, increment: Array) -> tuple[Array, Array]:
@@ -86,12 +99,16 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
+    scale, trailing = moments.scale, tuple(range(valid.ndim, x.ndim))
+    if x.dtype == jnp.float32:
+        scale = _scale(moments, x, jnp.expand_dims(valid, trailing), lead)
+        x = x / jnp.broadcast_to(scale, x.shape)
     # Differences from the running mean are small, and the second pass below removes what the first one
     # rounded: it begins anew, from a mean that is known exactly.
     difference = _from(moments.mean, x)
     summed = 4.0 * valid.size * jnp.square(difference)  # bounds the sum of squares around the new mean
-    valid = valid & jnp.all(jnp.isfinite(summed), axis=tuple(range(valid.ndim, x.ndim)))
-    weight = jnp.broadcast_to(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x.shape)
+    valid = valid & jnp.all(jnp.isfinite(summed), axis=trailing)
+    weight = jnp.broadcast_to(jnp.expand_dims(valid, trailing), x.shape)
     n = jnp.sum(valid, dtype=jnp.int32)
 
     def mean_of(rows: Array) -> Array:
@@ -110,7 +127,7 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     mean, mean_rest = _add(*_add(moments.mean, moments.mean_rest, share * first), share * second)
     growth = share * (new_var - moments.var + (1.0 - share) * jnp.square(first + second))
     var, var_rest = _add(moments.var, moments.var_rest, growth)
-    return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest)
+    return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest, scale)
 
 
 def normalise(
@@ -125,6 +142,8 @@ def normalise(
         x: rows `[*L, *S]`.
         clip: bound of the result.
     """
+    if x.dtype == jnp.float32:
+        x = x / jnp.broadcast_to(moments.scale, x.shape)
     centred = _from(moments.mean, x) - jnp.broadcast_to(moments.mean_rest, x.shape)
     return jnp.clip(centred / jnp.broadcast_to(_std(moments, x.dtype == jnp.int32), x.shape), -clip, clip)
 
@@ -170,7 +189,7 @@ def scale_rewards(
         finite_t = jnp.isfinite(r_t)
         total = jnp.where(valid_t & finite_t, gamma * scale.total + r_t, scale.total)
         moments = update(scale.moments, total, valid_t & finite_t)
-        scaled = jnp.where(finite_t, jnp.clip(r_t / _std(moments), -clip, clip), r_t)
+        scaled = jnp.where(finite_t, jnp.clip(r_t / moments.scale / _std(moments), -clip, clip), r_t)
         over = ended_t | ~valid_t
         return RewardScale(jnp.where(over, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
@@ -202,4 +221,4 @@ def scaled(
         reward: rewards as the environment returned them.
         clip: bound of the result.
     """
-    return jnp.clip(reward / _std(scale.moments), -clip, clip)
+    return jnp.clip(reward / scale.moments.scale / _std(scale.moments), -clip, clip)

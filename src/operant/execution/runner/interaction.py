@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from operant.execution.agent import Agent
 from operant.execution.runner.run_options import RunOptions
 from operant.execution.runner.run_statistics import RunStatistics, add_episode, show
 from operant.execution.runner.slots import EnvSlot, StepResult, join
+from operant.training import evaluate
 from operant.training.callbacks import none_refuses
 
 BEST = "best-model"
@@ -120,7 +122,7 @@ class Interaction:
     # Steps
 
     def _serve(self, slots: Sequence[EnvSlot]) -> None:
-        results = [(slot, result) for slot in slots for result in slot.receive()]
+        results = [(slot, self._bounded(slot, result)) for slot in slots for result in slot.receive()]
         self._observe([each for each in results if each[0].trains])
         for slot, result in results:
             self._count(slot, result)
@@ -136,6 +138,23 @@ class Interaction:
         if learning := [each for each in acting if each[0].trains]:
             self._act(learning)
             self._count_updates()
+
+    def _bounded(self, slot: EnvSlot, result: StepResult) -> StepResult:
+        """Cut an episode of evaluation that has no end, as `evaluate.run_episodes` does."""
+        actor, limit = slot.first + result.actor, slot.connection.max_episode_timesteps
+        timesteps = self.statistics.episode_timestep[actor] + 1
+        if slot.trains or result.terminal or limit is not None or timesteps < evaluate.LONGEST:
+            return result
+        warnings.warn(
+            f"An episode of evaluation in {slot.connection.name!r} has not ended after "
+            f"{evaluate.LONGEST:,} timesteps, and has no time limit. It is cut: its return so far counts. "
+            "Set a limit: max_episode_timesteps.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        slot.acting.remove(result.actor)
+        slot.running = slot.running if slot.acting else []
+        return result._replace(terminal=2)
 
     def _clock(self, began: float) -> None:
         self._agent_seconds += time.perf_counter() - began

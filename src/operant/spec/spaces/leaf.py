@@ -381,8 +381,8 @@ class Leaf:
         if not vars(self).setdefault("_warned", False):
             vars(self)["_warned"] = True
             warnings.warn(
-                f"The {label} must be between {low} and {high}. Received: {received}. It is taken as it is, "
-                "and later ones are without a word. Widen the space, or correct the value.",
+                f"The {label} must be between {low} and {high}. Received: {received}. It is used as it is, "
+                "and so are later ones, without a warning. Widen the space, or correct the value.",
                 RuntimeWarning,
                 stacklevel=3,
             )
