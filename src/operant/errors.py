@@ -57,44 +57,54 @@ class BackendError(OperantError, RuntimeError):
 
 # Words of other libraries, and what is meant here. See docs/coming-from.md.
 
-_TRAIN = {"total_timesteps": "max_steps", "num_envs": "n_envs", "env_id": "env", "tensorboard_log": "run_dir"}
-_ROLLOUT = {
-    "learning_rate": "lr",
-    "num_steps": "n_steps",
-    "gae_lambda": "lam",
-    "n_epochs": "ppo_epochs",
-    "update_epochs": "ppo_epochs",
-    "num_minibatches": "mini_batches",
-    "minibatch_size": "mini_batches",
-    "clip_range": "clip_norm",
-    "clip_coef": "clip_norm",
-    "clip_range_vf": "clip_value",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_loss_coef",
-    "max_grad_norm": "grad_norm",
-    "norm_adv": "normalize_advantage",
+FIELD: dict[str, tuple[str, ...]] = {
+    "total_timesteps": ("max_steps",),
+    "num_envs": ("n_envs",),
+    "env_id": ("env",),
+    "n_eval_episodes": ("eval_episodes",),
+    "learning_rate": ("lr",),
+    "adam_eps": ("opt_epsilon",),
+    "num_steps": ("n_steps",),
+    "gae_lambda": ("lam",),
+    "n_epochs": ("ppo_epochs", "epochs"),
+    "update_epochs": ("ppo_epochs", "epochs"),
+    "num_minibatches": ("mini_batches",),
+    "clip_range": ("clip_norm",),
+    "clip_coef": ("clip_norm",),
+    "ent_coef": ("entropy_coef",),
+    "vf_coef": ("value_loss_coef",),
+    "max_grad_norm": ("grad_norm",),
+    "norm_adv": ("normalize_advantage",),
+    "buffer_size": ("buffer_max_size",),
+    "learning_starts": ("buffer_initial_size",),
+    "train_freq": ("train_every",),
+    "train_frequency": ("train_every",),
+    "target_update_interval": ("target_sync_steps",),
+    "target_network_frequency": ("target_sync_steps",),
+    "exploration_initial_eps": ("epsilon_start",),
+    "start_e": ("epsilon_start",),
+    "exploration_final_eps": ("epsilon_end",),
+    "end_e": ("epsilon_end",),
 }
-_REPLAY = {
-    "buffer_size": "buffer_max_size",
-    "learning_starts": "buffer_initial_size",
-    "train_freq": "train_every",
-    "train_frequency": "train_every",
-    "target_update_interval": "target_sync_steps",
-    "target_network_frequency": "target_sync_steps",
-    "exploration_initial_eps": "epsilon_start",
-    "start_e": "epsilon_start",
-    "exploration_final_eps": "epsilon_end",
-    "end_e": "epsilon_end",
-    "exploration_fraction": "epsilon_decay_steps",
-}
+"""The field's names of options, and those here of which the first that exists has them as aliases: they mean
+the same (see `operant.spec.config.aliases`)."""
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    **{name: (option,) for name, option in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
+    **FIELD,
+    "tensorboard_log": ("run_dir",),
+    "minibatch_size": ("mini_batches",),
+    "clip_range_vf": ("clip_value",),
+    "exploration_fraction": ("epsilon_decay_steps",),
     "batch_size": ("buffer_batch_size", "mini_batches"),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
     "eval_freq": ("eval_frequency",),
-    "n_eval_episodes": ("eval_episodes",),
 }
-"""Options, and those here of which the first that exists is meant."""
+"""These and names that mean something else, for which an option is only suggested."""
+REMEDIES = {
+    "device": "JAX chooses the device: set JAX_PLATFORMS=cpu or JAX_PLATFORMS=cuda in the environment.",
+    "verbose": "Progress is printed unless it is quiet.",
+    "list": "See: operant list.",
+}
+"""What to do instead of giving names that stand for no option."""
 METHODS = {
     "learn": "fit(max_steps=...)",
     "train": "fit(max_steps=...)",
@@ -151,6 +161,8 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
     " Did you mean 'ppo'?"
     """
     names = sorted(str(k) for k in known)
+    if remedy := REMEDIES.get(_plain(str(name))):
+        return f" {remedy}"
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:
         close = difflib.get_close_matches(str(name), names, n=1, cutoff=alike)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from operant.agents.table import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, minibatch_hint, suggest, working_directory
-from operant.spec import Config, default, options
+from operant.spec import Config, aliases, default, options
 from operant.spec.run import RunConfig
 
 NAMES = ("agent", "env", "environment", "level")
@@ -63,11 +63,7 @@ def search_here(name: object) -> None:
 
 def asks_for_help(flags: Sequence[str]) -> bool:
     """Tell whether help is wanted: it is asked for, or nothing else is."""
-    return not flags or "--help" in flags or "-h" in flags
-
-
-FORMER = {"n_envs": ("--n-env",)}
-"""Other spellings of flags, in command lines of the library that operant succeeds."""
+    return not flags or not {"--help", "-h", "--help-all"}.isdisjoint(flags)
 
 
 BESIDE_TRAINING = ("play", "tune")
@@ -214,42 +210,43 @@ def add_flags(
     """Add a flag for every option of configs; return them by flag. The arguments are those of `parse`."""
     known: dict[str, argparse.Action] = {}
     for config in configs:
-        hints = typing.get_type_hints(config)
+        hints, names = typing.get_type_hints(config), aliases(config)
         for name, meta in options(config).items():
             if name in without:
                 continue
+            words = [flag(name), *(flag(word) for word, meant in names.items() if meant == name)]
+            if name in (short or {}):
+                words.insert(0, f"-{(short or {})[name]}")
             if several and meta.search is not None:
-                known[flag(name)] = _add_several(parser, name, hints[name])
+                known[flag(name)] = _add_several(parser, name, hints[name], words)
                 continue
-            letter = (short or {}).get(name)
-            letters = () if letter is None else (f"-{letter}",)
-            known[flag(name)] = _add(parser, name, hints[name], default(config, name), letters)
+            known[flag(name)] = _add(parser, name, hints[name], default(config, name), words)
     return known
 
 
 def _add(
-    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]
+    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, words: Sequence[str]
 ) -> argparse.Action:
     if _is_switch(hint):
         action = "store_true" if value is False else argparse.BooleanOptionalAction
-        return parser.add_argument(*short, flag(name), dest=name, action=action)
+        return parser.add_argument(*words, dest=name, action=action)
     if typing.get_origin(hint) is tuple:
-        return parser.add_argument(*short, flag(name), dest=name, nargs="+")
+        return parser.add_argument(*words, dest=name, nargs="+")
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
-        return parser.add_argument(*short, flag(name), dest=name, nargs="+", action=_Arguments)
-    also = FORMER.get(name, ())
-    return parser.add_argument(*short, flag(name), *also, dest=name, type=_reader(name, hint))
+        return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
+    return parser.add_argument(*words, dest=name, type=_reader(name, hint))
 
 
 def _is_switch(hint: Any) -> bool:
     return hint in (bool, bool | None)
 
 
-def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argparse.Action:
+def _add_several(
+    parser: argparse.ArgumentParser, name: str, hint: Any, words: Sequence[str]
+) -> argparse.Action:
     if _is_switch(hint):
-        return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
-    also = FORMER.get(name, ())
-    return parser.add_argument(flag(name), *also, dest=name, nargs="+", type=_reader(name, hint))
+        return parser.add_argument(*words, dest=name, nargs="*", action=_Switch, type=_truth(name))
+    return parser.add_argument(*words, dest=name, nargs="+", type=_reader(name, hint))
 
 
 class _Switch(argparse.Action):

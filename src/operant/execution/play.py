@@ -39,7 +39,7 @@ class PlayConfig(Config):
         False, "With a run: the policy of its best evaluation (--eval-frequency) instead of the newest"
     )
     policy: str | None = option(None, "Exported policy (.onnx or .stablehlo file) that plays")
-    weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
+    weights: tuple[str, ...] = option((), "Weights that play: files, one for each model")
     episodes: int = option(1, "Episodes to play", low=1)
     max_steps: int | None = option(None, "Environment steps after which to stop", low=1)
     max_episode_timesteps: int | None = option(
@@ -48,21 +48,15 @@ class PlayConfig(Config):
     seed: int = option(
         0, "Random seed (the episodes are not those of training with this seed)", low=0, high=2**32 - 1
     )
-    preprocess: bool = option(
-        False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
-    )
-    max_frame: bool = option(False, "If specified, max & skip will be applied during preprocessing")
-    action_idx: int = option(
-        0, "Index of action output by agent.model: 0 the best, 1 one drawn from the policy", low=0, high=1
-    )
-    render: bool = option(False, "If specified, the gameplay will be rendered")
-    video_dir: str | None = option(
-        None, "Path to directory to save the resulting gameplay video (one mp4 an episode)"
-    )
-    frame_dir: str | None = option(None, "Path to directory to save game frames (jpg)")
-    frame_delay: float = option(0.0, "Delay between rendered frames", unit="seconds", low=0.0)
-    frame_frequency: int = option(1, "If --frame-dir is specified, save frames every n frames.", low=1)
-    quiet: bool = option(False, "If specified, nothing is printed")
+    preprocess: bool = option(False, "Preprocess frames as usual for Atari, as in training")
+    max_frame: bool = option(False, "With preprocess: take the maximum of the last two frames of every four")
+    action_idx: int = option(0, "Actions: 0 the best, 1 drawn from the policy", low=0, high=1)
+    render: bool = option(False, "Show the environment in a window")
+    video_dir: str | None = option(None, "Folder for videos, one mp4 file for each episode")
+    frame_dir: str | None = option(None, "Folder for frames (jpg)")
+    frame_delay: float = option(0.0, "Pause between rendered frames", unit="seconds", low=0.0)
+    frame_frequency: int = option(1, "With --frame-dir: write every n-th frame", low=1)
+    quiet: bool = option(False, "Print nothing")
 
     def check(self) -> Iterator[str]:
         """Refuse options that contradict one another, and folders that cannot be made."""

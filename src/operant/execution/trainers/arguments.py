@@ -9,7 +9,7 @@ from operant.agents.base.agent_spec import words
 from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, DEFAULT, config_class
 from operant.errors import SpecError, UsageError, minibatch_hint, suggest, value_error, whole
-from operant.spec import Config, default, options
+from operant.spec import Config, aliases, default, options
 from operant.spec.run import PROCESSES, RunConfig
 
 MODELS = {option: option.removesuffix("_model") for option in SLOTS}
@@ -48,12 +48,14 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
         if name in settings:
             raise UsageError(f"{name_of_class} got {name!r} twice, by place and by name.")
     # What a config reads itself says more than the option's own name.
-    aliases = {
-        alias: name for name, meta in known.items() for alias in meta.aliases if alias not in config.words()
+    meant = {
+        word: name
+        for word, name in {**aliases(RunConfig), **aliases(config)}.items()
+        if word not in config.words()
     }
     options_by_name: dict[str, Any] = {}
     for word, value in {**placed, **settings}.items():
-        name = aliases.get(word, word)
+        name = meant.get(word, word)
         if name in options_by_name:
             raise UsageError(f"{name_of_class} got {name!r} twice, once as {word!r}. Give one of them.")
         if value is not None or name in NONE_IS_A_VALUE or name in known.keys() - set(slots):
