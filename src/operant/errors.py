@@ -165,7 +165,8 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
         return f" {remedy}"
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:
-        close = difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
+        same = [known for known in names if known.lower() == str(name).lower()]
+        close = same or difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
     else:  # names that merely look like it would mislead
         close = [known for word in meant for known in names if _plain(known) == word]
     if close:

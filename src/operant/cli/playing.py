@@ -17,7 +17,7 @@ POLICIES = tuple(FORMATS.values())
 def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
     place = _leading_place(arguments[0]) if arguments else None
-    agent, flags = parse.leading_agent(arguments) if place is None else (None, arguments[1:])
+    agent, flags = parse.leading_agent(arguments, "play") if place is None else (None, arguments[1:])
     where = arguments[0] if place is not None else None
     if agent is not None and flags and not flags[0].startswith("-"):
         place = _leading_place(flags[0])

@@ -95,14 +95,15 @@ def agent_page(
 
     `groups`, `full` and `how` are arguments of `grouped`.
     """
+    algorithm: type[Config] = AgentConfig
+    name = command
     if agent is None:
         known = {**{name: known.help for name, known in AGENTS.items()}, OWN: "A class of your own"}
         about = "\n".join(["Agents:", *name_lines(known)])
-        algorithm = AgentConfig
     else:
-        about, algorithm, how = entry(agent).help, config_class(agent), {"fixed": entry(agent).options, **how}
-    groups = {"Algorithm": [algorithm], **groups}
-    return page(usage, about, *grouped(" ".join(filter(None, (command, agent))), groups, full, **how))
+        about, algorithm, name = entry(agent).help, config_class(agent), f"{command} {agent}"
+        how = {"fixed": entry(agent).options, **how}
+    return page(usage, about, *grouped(name, {"Algorithm": [algorithm], **groups}, full, **how))
 
 
 def grouped(
@@ -121,15 +122,20 @@ def grouped(
     titles = {
         name: place.get(name, title) for title, of in groups.items() for each in of for name in options(each)
     }
-    parts, stacked, hidden = [], columns() < NARROW, False
+    parts, hidden = [], False
     for title in dict.fromkeys([*groups, *GROUPS]):
         names = {name for name in titles if titles[name] == title}
         shown = names if full else names & USUAL
         hidden |= shown < names
-        rows = option_rows(every, only=shown, also=full, **how)
-        if rows:
-            parts.append(table(title, header, [row[: len(header)] for row in rows], stacked=stacked))
+        if shown:
+            parts.append(flags(title, every, header, only=shown, also=full, **how))
     return [*parts, f"All flags: operant {command} --help-all"] if hidden else parts
+
+
+def flags(title: str, configs: Iterable[type[Config]], header: Sequence[str] = HEADER[:3], **how: Any) -> str:
+    """Return the table of the flags of configs, as wide as the terminal; `how` are arguments of `option_rows`."""
+    rows = [row[: len(header)] for row in option_rows(configs, **how)]
+    return table(title, header, rows, stacked=columns() < NARROW)
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -202,8 +208,8 @@ def table(
 ) -> str:
     """Return a pipe table under a title; long help, the second column, is wrapped so that it fits the width.
 
-    That is by default the terminal's. In few columns (see `NARROW`) help would become very tall: if it is
-    long, it is put below the other cells instead; `stacked` says whether, if it is not None.
+    That is by default the terminal's. In fewer than 80 columns help would become very tall: if it is long, it
+    is put below the other cells instead; `stacked` says whether, if it is not None.
     """
     width = columns() if width is None else width
     others = [i for i in range(len(header)) if i != 1]
@@ -211,7 +217,7 @@ def table(
     frame = 3 * len(header) + 1
     room = max(10, width - frame - sum(widths.values()))
     if stacked is None:
-        stacked = width < NARROW and any(len(row[1]) > room for row in rows)
+        stacked = width < 80 and any(len(row[1]) > room for row in rows)
     if stacked:
         return "\n".join([f"{title}:", *(x for row in rows for x in _stacked(header, row, width))])
     wrapped = [[wrap(row[1], room), row] for row in rows]

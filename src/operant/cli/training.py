@@ -35,7 +35,7 @@ class Extra(Config):
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "train")
     if parse.asks_for_help(flags):
         print(help_text(agent, "--help-all" in flags))
         return 0

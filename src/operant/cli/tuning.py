@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from operant.agents.table import AGENTS, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError
@@ -18,7 +20,7 @@ TEXTS = {
 
 def run(arguments: list[str]) -> int:
     """Tune, or print help when there is nothing to tune."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "tune")
     if parse.asks_for_help(flags):
         print(help_text(agent, "--help-all" in flags))
         return 0
@@ -47,6 +49,6 @@ def help_text(agent: str | None, full: bool) -> str:
         "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
         "    --<option> <value> <value>... searched (hp_type categorical)",
     ]
-    groups = {"Study": [TuneConfig], "Run": [RunConfig]}
-    how = {"header": tables.HEADER, "without": NOT_TUNED, "texts": TEXTS}
+    groups: dict[str, list[type[Config]]] = {"Study": [TuneConfig], "Run": [RunConfig]}
+    how: dict[str, Any] = {"header": tables.HEADER, "without": NOT_TUNED, "texts": TEXTS}
     return tables.agent_page("tune", agent, usage, groups, full, **how)

@@ -221,7 +221,7 @@ def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
     lower = {known_name.lower(): known_name for known_name in reversed(names)}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
+    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list envs` shows what there is."
     if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")

@@ -79,9 +79,14 @@ class PlayConfig(Config):
             yield "An exported policy takes its best actions only. Received: action_idx=1. Leave it out."
 
     @property
+    def outputs(self) -> list[str]:
+        """Which options ask for pictures."""
+        return [name for name in ("video_dir", "frame_dir", "render") if getattr(self, name)]
+
+    @property
     def watched(self) -> bool:
         """Whether pictures are needed."""
-        return self.render or self.video_dir is not None or self.frame_dir is not None
+        return bool(self.outputs)
 
     def located(self) -> PlayConfig:
         """Return the options with absolute folders: an environment may change the working directory."""
@@ -147,10 +152,11 @@ def _rendered(
     config: PlayConfig,
     leave_open: bool = False,
 ) -> PlayResult:
-    from operant.execution.render import RenderVectorEnv
+    from operant.execution.render import RenderVectorEnv, unseen
 
     outputs: list[Output] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(unseen(config.render))
         if not leave_open:
             stack.callback(env.close)
         if config.watched:
@@ -163,8 +169,9 @@ def _rendered(
 
 
 def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
-    from operant.execution.render import Pictures, Video, Window, frame_rate
+    from operant.execution.render import Pictures, Video, Window, frame_rate, inner, require
 
+    require(config.outputs, inner(env))
     outputs: list[Output] = []
     if config.video_dir is not None:
         outputs.append(Video(config.video_dir, frame_rate(env)))
@@ -383,6 +390,9 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
         name = _counterpart(name)
     arguments: dict[str, Any] = {key: True for key, value in flags.items() if value}
     if config.watched:
+        from operant.execution.render import require
+
+        require(config.outputs, full_id(name) if isinstance(name, str) else None)
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
     kwargs = plain(config.env_kwargs or {})

@@ -206,7 +206,7 @@ class RunConfig(Config):
     def check(self) -> Iterator[str]:
         """Ask for an environment and a reason to stop."""
         if not self.env:
-            yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
+            yield "env must be given: an environment id such as CartPole-v1. `operant list envs` shows ids."
         yield from argument_faults(self.env_kwargs)
         if self.max_steps is None and self.target_reward is None:
             yield "train requires --target-reward or --max-steps: without them it would not end."

@@ -88,11 +88,12 @@ def find(name: str) -> EnvSpec | None:
 
 def extra(spec: EnvSpec) -> str | None:
     """Return the extra of operant that installs what an environment needs, or None."""
-    entry = _extra(spec)
+    entry = needed(spec)
     return entry[1] if entry else None
 
 
-def _extra(spec: EnvSpec) -> tuple[str, str] | None:
+def needed(spec: EnvSpec) -> tuple[str, str] | None:
+    """Return the package that an environment needs, and the extra of operant that installs it, or None."""
     entry = spec.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((needs for prefix, needs in _EXTRAS.items() if module.startswith(prefix)), None)
@@ -227,7 +228,7 @@ def _parameters(creator: Any) -> set[str]:
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
     """Call what may fail for a missing package or for arguments, and say which."""
-    needs = _extra(spec)
+    needs = needed(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
             f"Environment {spec.id!r} needs {needs[0]}. Install it: pip install 'operant[{needs[1]}]'."
