@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -213,6 +214,8 @@ def _check_frames(name: str, parameters: dict[str, Any]) -> None:
 
 def _looks_importable(name: str) -> bool:
     """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
+    if re.search(r"\.py($|:)", name):  # a file: the import says how it is named
+        return True
     module, _, last = name.replace(":", ".").rpartition(".")
     return bool(module) and last.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
