@@ -241,7 +241,7 @@ def test_a_vector_of_operants_own_is_trained_in_as_it_is():
         operant.PPO(given, NET, eval_frequency=10, eval_envs=given)
     agent = operant.PPO(given, NET, **SMALL)  # which the refusal has left open
     outcome = agent.fit(max_steps=200)
-    assert agent.session.environments.vector is given and agent.run.n_envs == 2
+    assert agent.session.environments.vector is given and agent.run_config.n_envs == 2
     assert 200 <= outcome.step < 250 and outcome.episodes
     agent.close()
     with pytest.raises(UsageError, match="is closed"):
@@ -289,7 +289,7 @@ def test_none_is_a_value_of_what_may_be_none_and_else_the_default():
         "CartPole-v1", None, grad_norm=None, history_checkpoint=None, weights=None, quiet=True, seed=None
     )
     config = agent.session.definition.config
-    assert (config.grad_norm, config.model, agent.run.history_checkpoint) == (None, "auto", None)
+    assert (config.grad_norm, config.model, agent.run_config.history_checkpoint) == (None, "auto", None)
     assert config_class("ppo")().grad_norm is not None
     agent.close()
     for name in ("lr", "learning_rate"):

@@ -432,7 +432,7 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     again = agent.play(frame_dir=str(tmp_path / "f"), frame_frequency=2, episodes=2)
     assert {file.parent.name for file in again.files} == {"episode-002", "episode-003"}
     assert all(file.exists() for file in [*played.files, *again.files])
-    agent.run = agent.run.replace(max_episode_timesteps=4)
+    agent.run_config = agent.run_config.replace(max_episode_timesteps=4)
     assert agent.play(episodes=2).lengths == [4, 4]
     agent.fit(max_steps=400)
     assert (np.diff(read_history(history)["step"]) >= 0).all()

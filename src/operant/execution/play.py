@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,15 +106,24 @@ class PlayResult(NamedTuple):
     files: list[Path]
     """Videos and pictures that were written, in order; absolute paths."""
 
+    @property
+    def mean(self) -> float:
+        """Mean of the returns; NaN if no episode ended."""
+        return float(np.mean(self.rewards)) if self.rewards else math.nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns; NaN if no episode ended."""
+        return float(np.std(self.rewards)) if self.rewards else math.nan
+
     def __str__(self) -> str:
         if not self.rewards:
             return "No episode ended."
-        mean, std = np.mean(self.rewards), np.std(self.rewards)
         if len(self.rewards) == 1:
             return f"Total reward: {self.rewards[0]:g}"
         length = np.mean(self.lengths)
         return (
-            f"{len(self.rewards)} episodes: mean return {mean:.2f} (standard deviation {std:.2f}), mean "
+            f"{len(self.rewards)} episodes: mean return {self.mean:.2f} (standard deviation {self.std:.2f}), mean "
             f"length {length:.1f}"
         )
 

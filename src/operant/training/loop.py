@@ -112,6 +112,8 @@ class TrainingLoop:
         self.on_record: Callable[[Record], bool | None] | None = None
         """Called with every report, which it may add to and change before the loggers take it. The run ends
         if it returns False."""
+        self.on_episode: Callable[[EpisodeRecord], None] | None = None
+        """Called with every episode that ended, when its block has been learnt from."""
         self.ended: str | None = None
         """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
         died."""
@@ -310,6 +312,8 @@ class TrainingLoop:
             reason = self._stop() or verdict
         if reason is None and self._collected == self.most_blocks:
             reason = "max_steps"
+        if reason is None and self._called_off:
+            reason = "callback"
         logged, step = self._logged
         due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
         if self.run.log_frequency is not None:
@@ -430,6 +434,10 @@ class TrainingLoop:
         """Return the time of a clock that stops during evaluations, also those of runs beside this one."""
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
+    def call_off(self) -> None:
+        """End the run after the driver's current call, as a callback asked."""
+        self._called_off = True
+
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
@@ -455,6 +463,8 @@ class TrainingLoop:
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
+        for record in episodes if self.on_episode is not None else ():
+            self.on_episode(record)
         if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
             self._endless = True
             self.loggers.message(

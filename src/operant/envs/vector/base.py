@@ -103,6 +103,9 @@ class VectorEnv(abc.ABC):
     def close(self) -> None:
         """Close the environments; a second call does nothing."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.num_envs} x {self.name}: {self.mode}>"
+
     def __enter__(self) -> VectorEnv:
         return self
 

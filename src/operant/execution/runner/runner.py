@@ -105,6 +105,11 @@ class Runner(RunStatistics):
         self._running = False
         self._closed = False
 
+    def __repr__(self) -> str:
+        name = self.environments[0].name
+        done = f"{len(self.episode_returns):,} episodes"
+        return f"<Runner of {self.agent!r} in {self.num_environments} x {name}: {done} in the last run>"
+
     @property
     def num_environments(self) -> int:
         """How many environments there are."""
