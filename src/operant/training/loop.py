@@ -463,8 +463,9 @@ class TrainingLoop:
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
-        for record in episodes if self.on_episode is not None else ():
-            self.on_episode(record)
+        if self.on_episode is not None:
+            for record in episodes:
+                self.on_episode(record)
         if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
             self._endless = True
             self.loggers.message(
