@@ -1182,5 +1182,5 @@ def test_interrupt_saves_and_says_how_to_continue(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0, rest
-    assert "Interrupted" in rest and "Continue with: operant train --resume run" in rest
+    assert "Interrupted" in rest and "Continue:    operant train --resume run" in rest
     assert Agent.load(directory=tmp_path / "run").timesteps > 0

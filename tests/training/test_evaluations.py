@@ -111,7 +111,7 @@ def test_the_best_policy_is_kept_and_played():
     found = rows()
     best = found["step"][np.argmax(found["mean_reward"])]
     assert (outcome.evaluated.best_step, outcome.evaluated.best_reward) == (best, found["mean_reward"].max())
-    assert f"best evaluation {outcome.evaluated.best_reward:.2f} at {best} steps" in outcome.summary
+    assert f"best evaluation {outcome.evaluated.best_reward:.2f} at {best:,} steps" in outcome.summary
     path = checkpoint.latest("run/best")
     assert path.name == f"step-{best:012d}" and len(checkpoint.list_checkpoints("run/best")) == 1
     # The weights are those of the best evaluation, too, not of the best mean in training.

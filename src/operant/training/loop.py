@@ -56,15 +56,21 @@ class Outcome(NamedTuple):
     @property
     def summary(self) -> str:
         """One line for the user."""
-        mean = f"{self.mean_reward:.2f}" if math.isfinite(self.mean_reward) else "-"
-        counts = f"{self.step} steps, {self.episodes} episodes, mean return {mean}"
-        if self.skipped:
-            counts += f", {self.skipped} gradient step(s) left out"
+        steps = f"{self.step:,} steps"
+        came = f"mean return {self.mean_reward:.2f} after {steps}"
+        if self.reason == "target":
+            came = came.replace(" after", " reached after")
+        elif not math.isfinite(self.mean_reward):
+            came = f"{steps}, no mean return yet" if self.episodes else f"no episode has ended in {steps}"
+        minutes, seconds = divmod(round(self.seconds), 60)
+        time = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+        details = [time if minutes else f"{self.seconds:.3g} s", f"{self.episodes:,} episodes"]
         if self.evaluated.best_reward is not None:
-            counts += (
-                f", best evaluation {self.evaluated.best_reward:.2f} at {self.evaluated.best_step} steps"
-            )
-        return f"{self.message}: {counts}, {self.seconds:.1f} s"
+            best = self.evaluated
+            details.append(f"best evaluation {best.best_reward:.2f} at {best.best_step:,} steps")
+        if self.skipped:
+            details.append(f"{self.skipped} gradient step(s) left out")
+        return f"{self.message}: {came} ({', '.join(details)})"
 
 
 class TrainingLoop:
@@ -536,9 +542,9 @@ class TrainingLoop:
 
     def _outcome(self, reason: str) -> Outcome:
         messages = {
-            "target": f"Reward achieved in {self.step} steps",
-            "max_steps": "Maximum steps exceeded",
-            "early_stop": "Early stopping",
+            "target": "Done",
+            "max_steps": "Done",
+            "early_stop": "Stopped early, as nothing improved",
             "callback": "Ended by the callback",
             "interrupted": "Interrupted",
         }

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvError, UsageError, shown
+from operant.errors import EnvError, UsageError, quoted, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import LoggerGroup, interval
@@ -113,11 +113,14 @@ def _farewell(
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
         agent = parse_agent(plan.agent, **plan.options).name
-        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
+        lines += [f"Continue: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
+    place = shown(directory)
+    return "\n".join(
+        [*lines, f"Everything was written to {place}", f"Plot: {quoted('operant', 'plot', place)}"]
+    )
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
