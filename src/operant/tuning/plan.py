@@ -28,6 +28,10 @@ MOST_AT_ONCE = 32
 """Largest population by default."""
 
 
+USUAL_RANGES = {"lr": [1e-5, 1e-2], "gamma": [0.9, 0.999], "entropy_coef": [1e-4, 0.1]}
+"""What `operant tune` searches, as far as the agent has it, if it is told nothing of the agent."""
+
+
 class TuneConfig(Config):
     """Options of `operant tune`."""
 
@@ -37,7 +41,7 @@ class TuneConfig(Config):
         "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
         "(default: studies/STUDY/study.db)",
     )
-    n_trials: int = option(1, "Number of trials to run", low=1)
+    n_trials: int = option(20, "Number of trials to run", low=1)
     n_jobs: int = option(1, "Parallel trials", low=1)
     population: int | None = option(
         None,
@@ -46,7 +50,7 @@ class TuneConfig(Config):
         f"trials, at most {MOST_AT_ONCE}; 1 for agents with a replay memory)",
         low=1,
     )
-    trial_steps: int = option(500000, "Steps of a trial", unit="environment steps", low=1)
+    trial_steps: int = option(50000, "Steps of a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
         "Score trials by this many whole episodes with the best actions (default: by the mean return of "
