@@ -483,7 +483,7 @@ def test_presets_are_legal():
         ),
         (
             ["train", "ppo", "--quiet", "yes"],
-            "Unknown argument 'yes' for train ppo. --quiet takes no value. Received: --quiet yes. Say --quiet alone.\n",
+            "'yes' for train ppo. --quiet takes no value. Received: --quiet yes. Say --quiet alone.\n",
         ),
         (
             ["train", "ppo", "--env", "CartPole-v1", "--max-step", "10"],

@@ -148,7 +148,7 @@ def test_devices_steps_of_trials_and_exports_are_told(followed, capsys, monkeypa
         (["--max-steps", "0"], "--max-steps must be at least 1. Received: --max-steps 0."),
         (
             ["--max-steps", "9", "--max-frame"],
-            "--max-frame is a part of preprocessing. Received: --max-frame, no --preprocess. Add --preprocess.",
+            "is a part of preprocessing. Received: --max-frame, no --preprocess. Add --preprocess.",
         ),
         (
             ["--max-steps", "9", "--plateau-reduce-factor", "0.5"],

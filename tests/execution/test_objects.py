@@ -151,8 +151,7 @@ def test_callbacks_by_episode_and_by_step():
         return len(seen) < 4
 
     with PPO(Short, seed=1, **SMALL) as agent:
-        # Two environments: rows end at steps 2, 4, ...; multiples of 6 are passed in steps 6, 12, 18, 24 of rows
-        # without a reset, in which both act.
+        # Two environments, whose rows are steps 2, 4, 6: there both are at their third.
         outcome = agent.fit(max_steps=200, callback=look, callback_timestep_frequency=6)
         assert outcome.reason == "callback" and [step for step, *_ in seen[:2]] == [6, 12]
         assert seen[0][1] == {"step/reward": 2.0} and seen[0][2] == [3, 3]

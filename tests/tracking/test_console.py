@@ -93,7 +93,8 @@ def test_how_a_run_ended():
     assert ended.summary == "Done: mean return 20.50 after 1,000 steps (3.25 s, 2 episodes)"
     reached = ended._replace(reason="target", skipped=7, seconds=95.4)
     assert reached.summary == (
-        "Done: mean return 20.50 reached after 1,000 steps (1 min 35 s, 2 episodes, 7 gradient step(s) left out)"
+        "Done: mean return 20.50 reached after 1,000 steps "
+        "(1 min 35 s, 2 episodes, 7 gradient step(s) left out)"
     )
     early = ended._replace(episodes=0, mean_reward=math.nan, seconds=7380.0)
     assert early.summary == "Done: no episode has ended in 1,000 steps (2 h 3 min, 0 episodes)"

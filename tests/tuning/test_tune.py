@@ -922,7 +922,7 @@ def test_help_of_commands_fits_the_terminal(command, capsys, monkeypatch):
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
-DOCUMENTED = {  # the table of the seed document; but there one trial, of 500,000 steps, which compares nothing
+DOCUMENTED = {  # the seed document's table, but for its one trial of 500,000 steps, which compares nothing
     "--n-jobs": "1", "--n-trials": "20", "--non-silent": "-", "--storage": "-", "--study": "-",
     "--trial-steps": "50000", "--warmup-trials": "5",
 }  # fmt: skip

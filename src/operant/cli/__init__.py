@@ -44,7 +44,7 @@ HABITS = {
     **dict.fromkeys(("eval", "evaluate", "test"), "play {} --episodes 100"),
     **dict.fromkeys(("enjoy", "watch", "render", "record"), "play {} --video-dir videos"),
     **dict.fromkeys(("resume", "continue"), "train --resume {}"),
-    **dict.fromkeys(("optimize", "optimise", "hpo", "sweep"), "tune ppo --env CartPole-v1"),
+    **dict.fromkeys(("optimize", "optimise", "hpo", "sweep"), "tune"),
     **dict.fromkeys(("envs", "agents", "presets", "runs", "algos"), "list"),
     "replay": "reproduce {}",
     "learn": "train",

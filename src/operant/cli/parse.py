@@ -13,7 +13,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from operant.agents.table import AGENTS, ALIASES, entry
+from operant.agents.table import AGENTS, ALIASES, EXAMPLE, entry
 from operant.cli.tables import flag, switched
 from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
@@ -49,7 +49,7 @@ def leading_agent(arguments: Sequence[str], command: str) -> tuple[str | None, l
     agent, *flags = arguments
     search_here(agent)
     if agent not in NAMES_OF_AGENTS and looks_like_env(agent):
-        right = quoted("operant", command, "ppo", "--env", agent, *flags)
+        right = quoted("operant", command, EXAMPLE, "--env", agent, *flags)
         raise UsageError(f"{agent!r} is an environment, and the agent comes first: {right}")
     entry(agent)
     return agent, flags
