@@ -8,12 +8,12 @@ from typing import Any
 from operant.agents.table import AGENTS, config_class, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
-from operant.spec import Config, option, options, presets, read_json
-from operant.spec.run import RunConfig
+from operant.spec import option, options, presets, read_json
+from operant.spec.run import ClusterConfig, RunConfig
 from operant.tuning.study import shown
 
 
-class Extra(Config):
+class Extra(ClusterConfig):
     """Flags of the command that belong to no config of the library."""
 
     n_seeds: int = option(
@@ -43,6 +43,12 @@ def run(arguments: list[str]) -> int:
     hyper = [config_class(trained)] if trained is not None else []
     values = parse.parse([RunConfig, Extra, *hyper], flags, f"train {agent}" if agent else "train")
     n_seeds = values.pop("n_seeds", 1)
+    cluster = ClusterConfig.from_dict({n: values.pop(n) for n in options(ClusterConfig) if n in values})
+    if cluster.cluster is not None and n_seeds < 2:
+        raise SpecError(
+            "--cluster distributes seeds. Give --n-seeds, too. For environments on a cluster use operant run "
+            "--remote ray."
+        )
     if (storage := values.get("storage")) is not None:  # run.json is no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
     command = quoted("operant", "train", *arguments)
@@ -54,7 +60,7 @@ def run(arguments: list[str]) -> int:
     if n_seeds > 1:
         from operant.training.multi_seed import replicate
 
-        replicate(plan, n_seeds, command)
+        replicate(plan, n_seeds, command, cluster)
     else:
         from operant.training.train import train
 

@@ -67,6 +67,18 @@ def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str
         )
 
 
+class ClusterConfig(Config):
+    """Where seeds and trials are computed."""
+
+    cluster: str | None = option(
+        None,
+        "Compute each seed or trial in a task of a Ray cluster: ray (at RAY_ADDRESS, else one of this "
+        "machine) or ray:HOST:PORT",
+    )
+    cluster_cpus: float = option(1.0, "Processors that each task reserves", low=0.0)
+    cluster_gpus: float = option(0.0, "GPUs that each task reserves", low=0.0)
+
+
 class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
 

@@ -10,8 +10,8 @@ from operant.agents.table import config_class, entry, resolve
 from operant.envs.catalog import is_own
 from operant.envs.native.ids import PREFIXES, is_native
 from operant.errors import SpecError, as_folder, value_error
-from operant.spec import Config, option, options, plain, traced
-from operant.spec.run import PROCESSES, RunConfig
+from operant.spec import option, options, plain, traced
+from operant.spec.run import PROCESSES, ClusterConfig, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
@@ -28,7 +28,7 @@ MOST_AT_ONCE = 32
 """Largest population by default."""
 
 
-class TuneConfig(Config):
+class TuneConfig(ClusterConfig):
     """Options of `operant tune`."""
 
     study: str | None = option(
