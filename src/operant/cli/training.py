@@ -35,9 +35,9 @@ class Extra(ClusterConfig):
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "train")
     if parse.asks_for_help(flags):
-        print(help_text(agent))
+        print(help_text(agent, "--help-all" in flags))
         return 0
     trained = agent or _trained(flags)
     hyper = [config_class(trained)] if trained is not None else []
@@ -144,8 +144,8 @@ def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dic
     return best.agent, settings
 
 
-def help_text(agent: str | None) -> str:
-    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+def help_text(agent: str | None, full: bool) -> str:
+    """Return usage and flags: of the command, and of the agent if one is named."""
     who = agent or "<agent>"
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
@@ -154,4 +154,4 @@ def help_text(agent: str | None) -> str:
         f"operant train {who} --from-study <study> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    return tables.agent_page("train", agent, usage, [RunConfig, Extra])
+    return tables.agent_page("train", agent, usage, {"Run": [RunConfig, Extra]}, full)

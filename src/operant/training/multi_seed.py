@@ -17,7 +17,7 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
 from operant.envs.remote.cluster import TaskPlacement
-from operant.errors import EnvironmentError, UsageError, shown
+from operant.errors import EnvError, UsageError, quoted, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, ClusterConfig, RunConfig, located
 from operant.tracking import LoggerGroup, interval
@@ -130,11 +130,14 @@ def _farewell(
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
         agent = parse_agent(plan.agent, **plan.options).name
-        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
+        lines += [f"Continue: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
+    place = shown(directory)
+    return "\n".join(
+        [*lines, f"Everything was written to {place}", f"Plot: {quoted('operant', 'plot', place)}"]
+    )
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
@@ -187,7 +190,7 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
         display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
 
     def failed(i: int, fault: str) -> None:
-        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
+        raise EnvError(f"Seed {trainings[i].run.seed}: {fault}")
 
     def show() -> None:
         nonlocal logged

@@ -31,9 +31,7 @@ MOST_AT_ONCE = 32
 class TuneConfig(ClusterConfig):
     """Options of `operant tune`."""
 
-    study: str | None = option(
-        None, "Name of optuna study; an existing one is continued (default: a new one)"
-    )
+    study: str | None = option(None, "Name of the study; an existing one is continued (default: a new one)")
     storage: str | None = option(
         None,
         "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
@@ -48,7 +46,7 @@ class TuneConfig(ClusterConfig):
         f"trials, at most {MOST_AT_ONCE}; 1 for agents with a replay memory)",
         low=1,
     )
-    trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
+    trial_steps: int = option(500000, "Steps of a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
         "Score trials by this many whole episodes with the best actions (default: by the mean return of "
@@ -56,14 +54,14 @@ class TuneConfig(ClusterConfig):
         low=1,
     )
     trial_seeds: int = option(1, "Seeds that each trial trains with; its score is their mean", low=1)
-    warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
+    warmup_trials: int = option(5, "Trials before pruning starts", low=0)
     prune: bool = option(
         True,
         "Stop trials that do worse than the median of the others at the same step (--no-prune: never)",
     )
     non_silent: bool = option(
         False,
-        "JAX, optuna and agent are silenced in trials, unless this flag is specified",
+        "Let JAX, Optuna and the agent print in trials",
     )
     plots: str | None = option(None, "Folder for the study's plots (default: studies/STUDY)")
 
