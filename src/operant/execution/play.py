@@ -169,11 +169,11 @@ def _rendered(
 
 
 def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
-    from operant.execution.render import Pictures, Video, Window, frame_rate
+    from operant.execution.render import Pictures, Video, Window, frame_rate, inner
 
     outputs: list[Output] = []
     if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, frame_rate(env)))
+        outputs.append(Video(config.video_dir, frame_rate(inner(env))))
     if config.frame_dir is not None:
         outputs.append(Pictures(config.frame_dir, config.frame_frequency))
     if config.render:

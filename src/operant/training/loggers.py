@@ -28,7 +28,7 @@ def create_loggers(
     loggers: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
         loggers.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))
-        loggers.append(TensorBoard(directory / "events", resume_at_step=resume))
+        loggers.append(TensorBoard(directory, resume_at_step=resume))
     loggers.append(console(run, training))
     if run.monitor_session is not None:
         loggers.append(monitored(directory, run, training))

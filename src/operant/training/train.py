@@ -22,6 +22,7 @@ from operant.tracking import History, LoggerGroup
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Origin
 from operant.tracking.runs import EVALUATIONS, read_run
+from operant.tracking.tensorboard import PREFIX
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers
@@ -63,8 +64,8 @@ class TrainingResult(NamedTuple):
     outcome: Any
     """`operant.training.loop.Outcome`."""
     directory: Path
-    """Folder of the run, absolute: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`,
-    `events/`."""
+    """Folder of the run, absolute: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, event
+    files."""
 
 
 def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
@@ -405,7 +406,7 @@ def _farewell(outcome: Any, directory: Path, command: str) -> str:
     lines = [outcome.summary]
     if outcome.reason == "interrupted":
         lines.append(f"Continue with: {command}")
-    gone = [name for name in ("run.json", "events") if not (directory / name).exists()]
+    gone = [name for name in ("run.json", f"{PREFIX}*") if not any(directory.glob(name))]
     if gone:
         lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
         lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
