@@ -17,7 +17,7 @@ from operant.errors import UsageError, minibatch_hint, suggest, working_director
 from operant.spec import Config, default, options
 from operant.spec.run import RunConfig
 
-NAMES = ("agent", "env", "environment", "level")
+NAMES = ("agent", "env", "environment", "level", "logger")
 """Options that may name something from a module."""
 
 
@@ -132,7 +132,9 @@ def parse(
         hint = _minibatches(unknown, vars(namespace), configs) or _meant(bad, known, command)
         raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
-        search_here(getattr(namespace, name, None))
+        named = getattr(namespace, name, None)
+        for each in named if isinstance(named, list) else (named,):
+            search_here(each)
     return vars(namespace)
 
 

@@ -90,7 +90,7 @@ def import_object(path: str, what: str) -> Any:
     return imported(path, what)
 
 
-NAMED_HERE = ("agent", "environment")
+NAMED_HERE = ("agent", "environment", "logger")
 """What the command line takes as `module:Name`, also from the current folder."""
 
 

@@ -58,11 +58,11 @@ from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
-from operant.tracking.record import Record
+from operant.tracking.record import Logger, Record
 from operant.training import signals
 from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
-from operant.training.loggers import create_loggers
+from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 from operant.training.run_dir import describe, held, history_held, new_directory
@@ -239,6 +239,7 @@ class Trainer:
         max_steps: int | None = None,
         monitor_session: str | None = None,
         callback: Callback | Sequence[Callback] | None = None,
+        logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -255,6 +256,7 @@ class Trainer:
                 reports: about every second, or every `log_frequency` episodes, and after each evaluation.
                 Numbers that it adds to `record.values`, or changes there, are recorded with the others.
                 Training ends if it returns False. A list: all are called with the same record, in order.
+            logger: a logger of your own, or several in a list; each call begins and closes it.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -273,6 +275,7 @@ class Trainer:
         callbacks = callbacks_of(
             callback, "a function of this object and a record, or a list of such", arguments=2
         )
+        own = loggers_of(logger)
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
@@ -295,7 +298,7 @@ class Trainer:
                 if not self._fits and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(run, self.agent)
                 self._describe(directory, run)
-            return self._train(training, directory, run)
+            return self._train(training, directory, run, own)
 
     def _describe(self, directory: Path, run: RunConfig) -> None:
         self._fits += 1
@@ -312,8 +315,10 @@ class Trainer:
             origin=self._progress.origin if self._loaded is None else None,
         )
 
-    def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
-        training.loggers = create_loggers(directory, run, training)
+    def _train(
+        self, training: TrainingLoop, directory: Path | None, run: RunConfig, own: Sequence[Logger]
+    ) -> Outcome:
+        training.loggers = create_loggers(directory, run, training, own=own)
         try:
             with training.loggers:
                 for text in self.session.definition.remarks(training.own_steps):
