@@ -118,7 +118,7 @@ class _Seed:
             ]
             facts = {**self.data["versions"], **self.data["machine"], **(self.data.get("git") or {})}
             self.facts = {name: str(value) for name, value in facts.items() if value is not None}
-            self.settings = _unusual(self.data)
+            self.settings = unusual(self.data)
         self.metrics = read_metrics(run.path / "metrics.jsonl")
         self.returns = _means(run.columns)
         evaluated = (run.path / EVALUATIONS).exists()
@@ -138,7 +138,7 @@ def _last(line: Line) -> float:
     return float(line[1][-1]) if line[1].size else np.nan
 
 
-def _unusual(data: Mapping[str, Any]) -> dict[str, Value]:
+def unusual(data: Mapping[str, Any]) -> dict[str, Value]:
     """Return the options of a run that differ from their defaults, with those, by name."""
     kind = data["agent"]["type"]
     known: dict[str, Any] = {}
@@ -149,13 +149,14 @@ def _unusual(data: Mapping[str, Any]) -> dict[str, Value]:
     known |= {name: plain(default(RunConfig, name)) for name in options(RunConfig)}
     given = {**{n: v for n, v in data["run"].items() if n not in OF_THE_PLACE}, **data["agent"]}
     return {
-        name: (_text(known.get(name)), value)
+        name: (shown_value(known.get(name)), value)
         for name, value in given.items()
         if name != "type" and value != known.get(name, ...)
     }
 
 
-def _text(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """Return the value of an option for readers."""
     if value in (None, [], ""):
         return "-"
     return (
@@ -308,7 +309,7 @@ def _settings(page: Page, columns: Mapping[str, _Seed]) -> None:
     rows = []
     for name in names:
         usual = next(seed.settings[name][0] for seed in columns.values() if name in seed.settings)
-        cells = [_text(s.settings[name][1]) if name in s.settings else usual for s in columns.values()]
+        cells = [shown_value(s.settings[name][1]) if name in s.settings else usual for s in columns.values()]
         rows.append((name, usual, *cells))
     page.table(("option", "default", *columns), rows)
 
@@ -332,13 +333,13 @@ def _of_study(name: str, config: ReportConfig) -> Page:
     else:
         page.heading("Best settings")
         page.text(f"Trial {best.number}, mean return {best.value:,.2f}.")
-        page.table(("parameter", "value"), [(n, _text(value)) for n, value in best.params.items()])
+        page.table(("parameter", "value"), [(n, shown_value(value)) for n, value in best.params.items()])
         page.text("Train with its settings:")
         storage = () if config.storage is None else ("--storage", studies.shown(config.storage))
         page.code(quoted("operant", "train", "--from-study", name, *storage))
         page.heading("Fixed settings", 3)
         fixed = {**best.run, **{n: v for n, v in best.options.items() if n not in best.params}}
-        page.table(("option", "value"), [(n, _text(value)) for n, value in fixed.items()])
+        page.table(("option", "value"), [(n, shown_value(value)) for n, value in fixed.items()])
     titles = {
         "history": ("History", "mean return of each trial, and the best so far"),
         "importances": ("Importances", "how well a parameter tells the best trials from all"),
@@ -357,7 +358,7 @@ def _of_study(name: str, config: ReportConfig) -> Page:
     page.table(
         ("trial", "state", "mean return", *names),
         [
-            (t.number, t.state.name.lower(), _number(t.value), *(_text(t.params.get(n)) for n in names))
+            (t.number, t.state.name.lower(), _number(t.value), *(shown_value(t.params.get(n)) for n in names))
             for t in ranked[:TRIALS]
         ],
     )
