@@ -271,13 +271,9 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
     assert "history.png" in names and "parallel.png" not in names
 
 
-def test_trials_are_drawn_over_whole_numbers(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(study_plots, "save", lambda drawing, out: drawn.append(drawing))
-    study_plots.history(
-        [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png"
-    )
-    ticks = drawn[0].axes[0].get_xticks()
+def test_trials_are_drawn_over_whole_numbers():
+    trials = [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)]
+    ticks = study_plots.history(trials).axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 
 

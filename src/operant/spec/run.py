@@ -167,6 +167,9 @@ class RunConfig(Config):
     monitor_session: str | None = option(
         None, "Name of a Weights & Biases run (offline if wandb has no key, or with WANDB_MODE=offline)"
     )
+    logger: tuple[str, ...] = option(
+        (), "Loggers of your own, each as module:Name of a class or function that makes one"
+    )
     run_dir: str | None = option(None, "Folder of the run (default: a new one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")
     save_seconds: float = option(

@@ -28,7 +28,7 @@ from operant.training.cluster_seeds import train_on_cluster
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
-from operant.training.loggers import console, create_loggers
+from operant.training.loggers import console, create_loggers, loggers_of
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
@@ -141,6 +141,7 @@ def _farewell(
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
+    own = [loggers_of(run.logger) for run in runs]
     definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
@@ -162,7 +163,9 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             stack.enter_context(held(directory))
             together = len(runs) if runner.mapped else None
             describe(directory, definition.to_dict(), run, environments, command, together=together)
-            training.loggers = loggers = create_loggers(directory, run.replace(quiet=True), training)
+            training.loggers = loggers = create_loggers(
+                directory, run.replace(quiet=True), training, own=own[i]
+            )
             stack.enter_context(loggers)
             trainings.append(training)
         total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
