@@ -802,9 +802,9 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     ]
     assert main(command) == 0
     assert capsys.readouterr().out == ""
-    assert sorted(p.name for p in run.iterdir()) == [
+    assert sorted(p.name.partition(".tfevents.")[0] for p in run.iterdir()) == [
         "checkpoints",
-        "events",
+        "events.out",
         "history.parquet",
         "metrics.jsonl",
         "run.json",

@@ -671,12 +671,12 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
     agent = operant.PPO("jax:CartPole-v1", NET, run_dir=str(folder), **SMALL)
     agent.fit(max_steps=200)
     agent.fit(max_steps=400)
-    assert {path.name for path in folder.iterdir()} == {
+    assert {path.name.partition(".tfevents.")[0] for path in folder.iterdir()} == {
         "run.json",
         "checkpoints",
         "history.parquet",
         "metrics.jsonl",
-        "events",
+        "events.out",
     }
     history = read_history(folder / "history.parquet")
     assert len(history["step"]) == agent.games and history["step"][-1] <= agent.steps

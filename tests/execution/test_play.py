@@ -16,9 +16,10 @@ import pytest
 
 import operant
 from operant.cli import main
+from operant.envs.vector.create import create
 from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
-from operant.execution.render import Pictures, RenderWrapper, Video, Window
+from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner
 from operant.execution.trainers.inputs import create_envs
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
@@ -275,6 +276,27 @@ def test_mujocos_camera_follows_unless_another_view_was_chosen(env, chosen, foll
     gymnasiums = made.unwrapped.mujoco_renderer.camera_id
     filmed = RenderWrapper(made, Pictures(tmp_path, 1))
     assert filmed.unwrapped.mujoco_renderer.camera_id == (0 if follows else gymnasiums)
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "rate"),
+    [
+        ("ALE/Pong-v5", {}, 15),  # ALE shows every fourth of 60 frames
+        ("PongNoFrameskip-v4", {}, 60),
+        ("PongNoFrameskip-v4", {"preprocess": True}, 15),
+        ("PongNoFrameskip-v4", {"preprocess": True, "frame_skip": 2}, 30),
+        ("CartPole-v1", {}, 50),
+    ],
+)
+def test_videos_run_at_the_speed_of_the_environment(env, arguments, rate):
+    if "Pong" in env:
+        pytest.importorskip("ale_py", reason="Atari is an extra")
+    vector = create(env, 1, render_mode="rgb_array", mode="in-process", **arguments)
+    assert frame_rate(inner(vector)) == rate
+    vector.close()
+    if env == "CartPole-v1":
+        slow = gymnasium.wrappers.MaxAndSkipObservation(gymnasium.make(env), skip=5)
+        assert frame_rate(slow) == 10
 
 
 class Draws(gymnasium.Env):

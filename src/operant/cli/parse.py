@@ -20,7 +20,7 @@ from operant.spec import Config, aliases, default, options
 from operant.spec.run import RunConfig
 
 NAMES_OF_AGENTS = {*AGENTS, *ALIASES}
-NAMES = ("agent", "env", "environment", "level")
+NAMES = ("agent", "env", "environment", "level", "logger")
 """Options that may name something from a module."""
 
 
@@ -145,7 +145,9 @@ def parse(
         hint = _minibatches(unknown, vars(namespace), configs) or _meant(bad, known, command)
         raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
-        search_here(getattr(namespace, name, None))
+        named = getattr(namespace, name, None)
+        for each in named if isinstance(named, list) else (named,):
+            search_here(each)
     return vars(namespace)
 
 

@@ -28,7 +28,10 @@ GROUPS = {
         "weights", "checkpoints", "history_checkpoint", "save_seconds", "save_frequency", "keep_checkpoints",
         "save_memory", "eval_frequency", "eval_episodes",
     ),
-    "Several machines": ("threads", "n_devices", "coordinator", "n_processes", "process_id"),
+    "Several machines": (
+        "threads", "n_devices", "coordinator", "n_processes", "process_id", "cluster", "cluster_cpus",
+        "cluster_gpus",
+    ),
 }  # fmt: skip
 """Options by the part of help in which they stand, if it is not that of their config."""
 USUAL = frozenset((
@@ -37,7 +40,7 @@ USUAL = frozenset((
     "buffer_initial_size", "buffer_batch_size", "train_every", "tau", "epsilon_decay_steps", "double",
     "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed",
     "run_dir",
-    "resume", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs", "max_episode_timesteps",
+    "resume", "config", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs", "max_episode_timesteps",
     "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices", "study", "n_trials", "n_jobs",
     "trial_steps", "best", "episodes", "render", "video_dir",
 ))  # fmt: skip

@@ -184,7 +184,7 @@ def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
     require(config.outputs, inner(env))
     outputs: list[Output] = []
     if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, frame_rate(env)))
+        outputs.append(Video(config.video_dir, frame_rate(inner(env))))
     if config.frame_dir is not None:
         outputs.append(Pictures(config.frame_dir, config.frame_frequency))
     if config.render:

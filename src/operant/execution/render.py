@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from operant.envs.gymnasium import adapter
+from operant.envs.gymnasium.preprocessing import PreprocessingWrapper
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
@@ -289,13 +290,29 @@ def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int |
     if not isinstance(env, gymnasium.Env):
         raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
     require(["visualize_directory"], env)
-    rate = float(env.metadata.get("render_fps") or 30)
-    return source.create(RenderWrapper(env, Video(directory, rate)))
+    return source.create(RenderWrapper(env, Video(directory, frame_rate(env))))
 
 
-def frame_rate(env: VectorEnv) -> float:
-    """Return the frames per second at which an environment wants to be shown; 30 if it does not say."""
-    return float(getattr(inner(env), "metadata", {}).get("render_fps") or 30)
+def frame_rate(env: Any) -> float:
+    """Return the steps per second at which an environment runs at its own speed; 30 if it does not say.
+
+    That is the rate of its frames by as many as a step skips. Atari's machine shows 60 frames a second, though
+    the environments of ALE say 30 whatever they skip.
+    """
+    rate = float(getattr(env, "metadata", {}).get("render_fps") or 30)
+    game = getattr(env, "unwrapped", env)
+    if hasattr(game, "ale"):
+        own = game._frameskip
+        rate = 60 / (own if isinstance(own, int) else float(np.mean(range(*own))))
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, PreprocessingWrapper):
+            rate /= env.settings.frame_skip
+        elif isinstance(env, gymnasium.wrappers.MaxAndSkipObservation):
+            rate /= env._skip
+        elif isinstance(env, gymnasium.wrappers.AtariPreprocessing):
+            rate /= env.frame_skip
+        env = env.env
+    return rate
 
 
 def _renderer(env: VectorEnv) -> Callable[[], Any]:
@@ -354,5 +371,5 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
 
 
 def inner(env: VectorEnv) -> Any:
-    """Return the environment within a vector of one."""
+    """Return the first environment of a vector; None if it has none in this process."""
     return getattr(getattr(env, "envs", [None])[0], "env", None)

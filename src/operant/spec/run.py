@@ -67,6 +67,18 @@ def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str
         )
 
 
+class ClusterConfig(Config):
+    """Where seeds and trials are computed."""
+
+    cluster: str | None = option(
+        None,
+        "Compute each seed or trial in a task of a Ray cluster: ray (at RAY_ADDRESS, else one of this "
+        "machine) or ray:HOST:PORT",
+    )
+    cluster_cpus: float = option(1.0, "Processors that each task reserves", low=0.0)
+    cluster_gpus: float = option(0.0, "GPUs that each task reserves", low=0.0)
+
+
 class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
 
@@ -154,6 +166,9 @@ class RunConfig(Config):
     )
     monitor_session: str | None = option(
         None, "Name of a Weights & Biases run (offline if wandb has no key, or with WANDB_MODE=offline)"
+    )
+    logger: tuple[str, ...] = option(
+        (), "Loggers of your own, each as module:Name of a class or function that makes one"
     )
     run_dir: str | None = option(None, "Folder of the run (default: a new one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")

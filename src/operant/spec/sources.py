@@ -103,7 +103,7 @@ def _named_by_file(path: str, what: str, stem: str, name: str | None) -> SpecErr
     )
 
 
-NAMED_HERE = ("agent", "environment")
+NAMED_HERE = ("agent", "environment", "logger")
 """What the command line takes as `module:Name`, also from the current folder."""
 
 

@@ -10,13 +10,13 @@ from operant.agents.table import config_class, entry, resolve
 from operant.envs.catalog import is_own
 from operant.envs.native.ids import PREFIXES, is_native
 from operant.errors import SpecError, as_folder, value_error
-from operant.spec import Config, option, options, plain, traced
-from operant.spec.run import PROCESSES, RunConfig
+from operant.spec import option, options, plain, traced
+from operant.spec.run import PROCESSES, ClusterConfig, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
 NOT_TUNED = {
-    "max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds", "save_frequency",
+    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds", "save_frequency",
     "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
 }  # fmt: skip
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
@@ -32,7 +32,7 @@ USUAL_RANGES = {"lr": [1e-5, 1e-2], "gamma": [0.9, 0.999], "entropy_coef": [1e-4
 """What `operant tune` searches, as far as the agent has it, if it is told nothing of the agent."""
 
 
-class TuneConfig(Config):
+class TuneConfig(ClusterConfig):
     """Options of `operant tune`."""
 
     study: str | None = option(None, "Name of the study; an existing one is continued (default: a new one)")

@@ -15,7 +15,17 @@ from operant.spec.run import PROCESSES, RunConfig
 MODELS = {option: option.removesuffix("_model") for option in SLOTS}
 """Options that take a network, and what the names of its models begin with."""
 NOT_OPTIONS = frozenset(
-    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
+    {
+        "env",
+        "n_envs",
+        "max_steps",
+        "target_reward",
+        "monitor_session",
+        "logger",
+        "resume",
+        "weights",
+        *PROCESSES,
+    }
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for
 `operant train`."""
@@ -80,7 +90,7 @@ def split(
     known = set(options(RunConfig)) - NOT_OPTIONS
     for name in arguments.keys() & NOT_OPTIONS:
         raise UsageError(
-            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is "
+            f"{name} is no argument of the class. Give max_steps, target_reward and logger to fit(); the rest is "
             "for `operant train`."
         )
     config = config_class(agent)

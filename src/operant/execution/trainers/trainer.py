@@ -66,12 +66,12 @@ from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
-from operant.tracking.record import EpisodeRecord, Record
+from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.runs import read_run
 from operant.training import signals
 from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
-from operant.training.loggers import create_loggers
+from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 from operant.training.run_dir import describe, describe_resume, held, history_held, new_directory
@@ -278,6 +278,7 @@ class Trainer:
         callback: Callback | Sequence[Callback] | None = None,
         callback_episode_frequency: int | None = None,
         callback_timestep_frequency: int | None = None,
+        logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -299,6 +300,7 @@ class Trainer:
             callback_timestep_frequency: call it while rollouts are collected, after every so many environment
                 steps, of all environments. `record.values` has the mean `step/reward`, and `envs` are where
                 they stand. Not in JAX-native environments, whose rollouts are compiled whole.
+            logger: a logger of your own, or several in a list; each call begins and closes it.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -317,6 +319,7 @@ class Trainer:
         callbacks = callbacks_of(
             callback, "a function of this object and a record, or a list of such", arguments=2
         )
+        own = loggers_of(logger)
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
         run = RunConfig.from_dict({**self.run_config.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
@@ -338,7 +341,7 @@ class Trainer:
                 if not (self._fits or self._resumed) and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(run, self.agent)
                 self._describe(directory, run, training)
-            return self._train(training, directory, run)
+            return self._train(training, directory, run, own)
 
     def _call(self, callbacks: Sequence[Callback], training: TrainingLoop, episodes: Any, steps: Any) -> None:
         """Have callbacks called at every report, or after so many episodes and environment steps."""
@@ -393,8 +396,10 @@ class Trainer:
             origin=self._progress.origin if self._loaded is None else None,
         )
 
-    def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
-        training.loggers = create_loggers(directory, run, training, self._resumed)
+    def _train(
+        self, training: TrainingLoop, directory: Path | None, run: RunConfig, own: Sequence[Logger]
+    ) -> Outcome:
+        training.loggers = create_loggers(directory, run, training, self._resumed, own=own)
         try:
             with training.loggers:
                 for text in self.session.definition.remarks(training.own_steps):
