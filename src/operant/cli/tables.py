@@ -39,10 +39,9 @@ USUAL = frozenset((
     "entropy_coef", "clip_norm", "mini_batches", "ppo_epochs", "epochs", "max_kl", "buffer_max_size",
     "buffer_initial_size", "buffer_batch_size", "train_every", "tau", "epsilon_decay_steps", "double",
     "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed",
-    "run_dir",
-    "resume", "config", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs", "max_episode_timesteps",
-    "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices", "study", "n_trials", "n_jobs",
-    "trial_steps", "best", "episodes", "render", "video_dir",
+    "run_dir", "resume", "config", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs",
+    "max_episode_timesteps", "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices",
+    "study", "n_trials", "n_jobs", "trial_steps", "best", "episodes", "render", "video_dir",
 ))  # fmt: skip
 """The most used options, which the short help shows."""
 
@@ -128,7 +127,7 @@ def grouped(
     }
     parts, hidden = [], False
     for title in dict.fromkeys([*groups, *GROUPS]):
-        names = {name for name in titles if titles[name] == title}
+        names = {name for name in titles if titles[name] == title and name not in how.get("without", ())}
         shown = names if full else names & USUAL
         hidden |= shown < names
         if shown:
