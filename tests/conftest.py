@@ -137,7 +137,8 @@ def pytest_collection_modifyitems(items):
             continue
         about = {value for value in given.params.values() if isinstance(value, str)} & set(AGENTS)
         if about and not about & set(EVERYDAY):
-            item.add_marker(pytest.mark.slow if about & set(SLOW) else pytest.mark.exhaustive)
+            slow = about & set(SLOW) and item.path.name not in LONG
+            item.add_marker(pytest.mark.slow if slow else pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module")

@@ -192,8 +192,16 @@ def test_policies_act_in_finite_numbers(tmp_path):
         operant.load_policy(path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in AGENTS if name != "random"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name in ("ppo", "dqn", "sac") else pytest.mark.exhaustive
+        )
+        for name in AGENTS
+        if name != "random"
+    ],
+)
 def test_every_agent_can_be_exported(tmp_path, name):
     pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     common = {"agent": name, "states": CASES["ppo"]["states"], "max_episode_timesteps": 10}
