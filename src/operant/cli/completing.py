@@ -14,7 +14,7 @@ from operant.envs.remote.serve import ServeConfig
 from operant.errors import SpecError, UsageError, suggest
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
-from operant.spec.run import SHORT, RunConfig, RunnerConfig
+from operant.spec.run import SHORT, ProcessConfig, RunConfig, RunnerConfig
 from operant.tracking.figures import PlotConfig
 from operant.training.reproduce import ReproduceConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig
@@ -102,12 +102,12 @@ def _tree() -> argparse.ArgumentParser:
         for agent, entry in AGENTS.items():
             fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
 
-    fill_with_agents("train", RunConfig, Extra)
-    fill_with_agents("play", PlayConfig)
-    fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
-    fill(parsers["reproduce"], ReproduceConfig)
+    fill_with_agents("train", RunConfig, Extra, ProcessConfig)
+    fill_with_agents("play", PlayConfig, ProcessConfig)
+    fill_with_agents("tune", TuneConfig, RunConfig, ProcessConfig, without=NOT_TUNED, several=True)
+    fill(parsers["reproduce"], ReproduceConfig, ProcessConfig)
     fill(parsers["plot"], PlotConfig)
-    fill(parsers["run"], RunnerConfig, short=SHORT)
+    fill(parsers["run"], RunnerConfig, ProcessConfig, short=SHORT)
     fill(parsers["serve"], ServeConfig)
     for command, count in (("reproduce", None), ("plot", "+")):
         _completed(parsers[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")

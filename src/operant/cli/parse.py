@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import sys
 import typing
@@ -15,6 +16,7 @@ from operant.agents.table import entry
 from operant.cli.tables import flag
 from operant.errors import UsageError, minibatch_hint, suggest, working_directory
 from operant.spec import Config, default, options
+from operant.spec.program_cache import VARIABLE
 from operant.spec.run import RunConfig
 
 NAMES = ("agent", "env", "environment", "level")
@@ -92,7 +94,7 @@ def parse(
     several: bool = False,
     positional: str | None = None,
 ) -> dict[str, Any]:
-    """Return the options that were given, by name.
+    """Return the options that were given, by name; that of `ProcessConfig` is put into effect here.
 
     A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the
     option's type; a number with a schedule is written `linear:START:END:STEPS`, structured values as JSON,
@@ -133,7 +135,10 @@ def parse(
         raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
         search_here(getattr(namespace, name, None))
-    return vars(namespace)
+    values = vars(namespace)
+    if not values.pop("compilation_cache", True):
+        os.environ[VARIABLE] = "0"  # of processes that this one starts, too
+    return values
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:

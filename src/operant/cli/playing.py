@@ -10,6 +10,7 @@ from operant.errors import SpecError, UsageError, quoted, shown, suggest
 from operant.execution.export import FORMATS
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
+from operant.spec.run import ProcessConfig
 
 POLICIES = tuple(FORMATS.values())
 
@@ -33,7 +34,7 @@ def run(arguments: list[str]) -> int:
         print(help_text(agent))
         return 0
     configs = [config_class(agent)] if agent is not None else []
-    values = parse.parse([PlayConfig, *configs], flags, f"play {agent}" if agent else "play")
+    values = parse.parse([PlayConfig, ProcessConfig, *configs], flags, f"play {agent}" if agent else "play")
     if place is not None:
         if place in values:
             raise UsageError(f"{where!r} and {tables.flag(place)} both say what plays. Give one of them.")
@@ -110,6 +111,10 @@ def help_text(agent: str | None) -> str:
         "operant play <module:Name> <run directory> [options]",
         "operant play <exported policy> --env <environment> [options]",
     ]
-    configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]
+    configs: list[type[Config]] = [
+        PlayConfig,
+        ProcessConfig,
+        *([config_class(agent)] if agent is not None else []),
+    ]
     rows = tables.option_rows(configs, entry(agent).options if agent is not None else {})
     return tables.page(usage, tables.table(f"play {agent}" if agent else "play", tables.HEADER, rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operant.cli import parse, tables
 from operant.errors import UsageError
+from operant.spec.run import ProcessConfig
 from operant.training.reproduce import ReproduceConfig
 
 
@@ -12,7 +13,7 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0
-    options = parse.parse([ReproduceConfig], arguments, "reproduce", positional="runs")
+    options = parse.parse([ReproduceConfig, ProcessConfig], arguments, "reproduce", positional="runs")
     runs = options.pop("runs")
     agent = None
     if len(runs) > 1 and parse.is_own(runs[0]):
@@ -33,7 +34,7 @@ def help_text() -> str:
         "Trains again from the recorded options and seed, then compares checkpoint and\n"
         "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
     )
-    rows = [row[:3] for row in tables.option_rows([ReproduceConfig])]
+    rows = [row[:3] for row in tables.option_rows([ReproduceConfig, ProcessConfig])]
     table = tables.table("reproduce", ("flags", "help", "default"), rows)
     named = "operant reproduce <module:Name> <run> [--env <module:Name>] [options]"
     return f"Usage:\n    operant reproduce <run> [options]\n    {named}\n\n{note}\n\n{table}"

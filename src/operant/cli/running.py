@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
-from operant.spec.run import SHORT, RunnerConfig
+from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
 
 if TYPE_CHECKING:
     from operant.execution.runner.repeats import Run
@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0
-    config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", short=SHORT))
+    config = RunnerConfig.from_dict(parse.parse([RunnerConfig, ProcessConfig], arguments, "run", short=SHORT))
     if config.remote == "socket-server":
         _serve(config)
         return 0
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> int:
 
 def help_text() -> str:
     """Return usage and the table of flags."""
-    rows = [row[:3] for row in tables.option_rows([RunnerConfig], short=SHORT)]
+    rows = [row[:3] for row in tables.option_rows([RunnerConfig, ProcessConfig], short=SHORT)]
     return tables.page(USAGE, tables.table("run", tables.HEADER[:3], rows))
 
 

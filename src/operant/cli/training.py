@@ -9,7 +9,7 @@ from operant.agents.table import AGENTS, config_class, resolve
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
-from operant.spec.run import RunConfig
+from operant.spec.run import ProcessConfig, RunConfig
 from operant.tuning.study import shown
 
 
@@ -41,7 +41,9 @@ def run(arguments: list[str]) -> int:
         return 0
     trained = agent or _trained(flags)
     hyper = [config_class(trained)] if trained is not None else []
-    values = parse.parse([RunConfig, Extra, *hyper], flags, f"train {agent}" if agent else "train")
+    values = parse.parse(
+        [RunConfig, Extra, ProcessConfig, *hyper], flags, f"train {agent}" if agent else "train"
+    )
     n_seeds = values.pop("n_seeds", 1)
     if (storage := values.get("storage")) is not None:  # run.json is no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
@@ -148,4 +150,4 @@ def help_text(agent: str | None) -> str:
         f"operant train {who} --from-study <study> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    return tables.agent_page("train", agent, usage, [RunConfig, Extra])
+    return tables.agent_page("train", agent, usage, [RunConfig, Extra, ProcessConfig])

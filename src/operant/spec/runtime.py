@@ -18,20 +18,54 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError, UsageError
+from operant.spec.program_cache import MOST_BYTES, ProgramCache, opened
 
 LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 """Lets XLA compute matrix products, and convolutions as such products, with a library on CPU."""
 
 
-def prepare(asynchronous: bool = False) -> None:
-    """Choose, before JAX runs anything, how calls are dispatched on CPU, unless the user chose.
+def prepare(asynchronous: bool = False, threads: int | None = None) -> ProgramCache | None:
+    """Choose, before JAX runs anything, what the user did not: how calls are dispatched on CPU, and where
+    compiled programs are kept for other processes.
 
-    If `asynchronous`, the calling thread leaves the work to XLA's threads.
+    Args:
+        asynchronous: let the calling thread leave the work to XLA's threads.
+        threads: with which XLA is going to start on CPU; None: all.
+
+    Returns:
+        Where programs are kept, if operant does, since this call or an earlier one.
     """
     import jax
 
-    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
-        jax.config.update("jax_cpu_enable_async_dispatch", asynchronous)
+    _set("jax_cpu_enable_async_dispatch", asynchronous)
+    try:  # JAX has no public way to bring a cache of one's own; without it, programs are compiled
+        from jax._src import compilation_cache, xla_bridge
+
+        module: Any = compilation_cache
+        cache = module._cache
+        running = xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return None
+    chosen: Any = jax.config
+    limit = chosen.jax_compilation_cache_max_size
+    if cache is not None or chosen.jax_compilation_cache_dir or limit == 0:
+        return cache if isinstance(cache, ProgramCache) else None
+    if not chosen.jax_enable_compilation_cache:
+        return None
+    known = os.environ.get("NPROC") or (None if running else threads) or processors()
+    kept = opened(known, MOST_BYTES if limit < 0 else limit)
+    if kept is not None:
+        module._cache = kept
+        _set("jax_persistent_cache_min_compile_time_secs", 0.0)  # a second is most of what they take together
+    return kept
+
+
+def _set(name: str, value: Any) -> None:
+    """Set an option of JAX, unless an environment variable does."""
+    import jax
+
+    if name.upper() not in os.environ:
+        jax.config.update(name, value)
 
 
 LARGE_PRODUCT = 2**22
@@ -60,7 +94,7 @@ def start(
         calls: of the compiled program that the process makes at the same time.
     """
     threads = threads_for(shapes, product, calls) if threads is None else threads
-    prepare(asynchronous=threads is None or threads > calls)
+    prepare(threads is None or threads > calls, threads)
     variables = {}
     if threads is not None and "NPROC" not in os.environ:
         variables["NPROC"] = str(threads)
