@@ -199,7 +199,7 @@ def options(**values):
         jax.config.update(name, value)
 
 
-TRAIN = "train ppo --env CartPole-v1 --n-envs 2 --seed 3 --max-steps 128 --n-steps 32 --quiet --run-dir"
+TRAIN = "train a2c --env CartPole-v1 --n-envs 2 --seed 3 --max-steps 128 --n-steps 32 --quiet --run-dir"
 
 
 def begun(folder, cache):
@@ -225,15 +225,13 @@ def outcome(process, folder):
 def test_processes_that_start_at_once_on_one_cache_compute_the_same(tmp_path):
     """Also if one is killed while it writes, and after that with bits flipped, and with programs found."""
     cache = tmp_path / "cache"
-    together = [begun(tmp_path / str(i), cache) for i in range(3)]
+    together = [begun(tmp_path / str(i), cache) for i in range(2)]
     while not any(cache.glob("*")):  # it does not exist at first
         time.sleep(0.01)
     together[0].send_signal(signal.SIGKILL)
     together[0].communicate()
     wanted = outcome(begun(tmp_path / "alone", 0), tmp_path / "alone")
-    assert wanted and all(
-        outcome(process, tmp_path / str(i + 1)) == wanted for i, process in enumerate(together[1:])
-    )
+    assert wanted and outcome(together[1], tmp_path / "1") == wanted
     entries = [path for path in kept(cache) if len(path.name) == 64]
     assert len(entries) > 5
     for path in entries:
