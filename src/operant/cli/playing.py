@@ -11,6 +11,7 @@ from operant.execution.export import FORMATS
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
 from operant.spec.run import ProcessConfig
+from operant.tracking.console import wait
 
 POLICIES = tuple(FORMATS.values())
 
@@ -44,6 +45,8 @@ def run(arguments: list[str]) -> int:
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in values.items() if name in known})
     hyper = {name: value for name, value in values.items() if name not in known}
+    if not config.quiet:
+        wait("Loading JAX and Keras, then playing")
     from operant.execution.play import play
 
     played = play(config, agent, **hyper)

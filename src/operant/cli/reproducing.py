@@ -5,6 +5,7 @@ from __future__ import annotations
 from operant.cli import parse, tables
 from operant.errors import UsageError
 from operant.spec.run import ProcessConfig
+from operant.tracking.console import wait
 from operant.training.reproduce import ReproduceConfig
 
 
@@ -21,6 +22,8 @@ def run(arguments: list[str]) -> int:
     if len(runs) != 1:
         raise UsageError(f"reproduce takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
     config = ReproduceConfig.from_dict(options)
+    if not config.quiet:
+        wait("Loading JAX and Keras")
     from operant.training.reproduce import reproduce
 
     result = reproduce(runs[0], config, agent)

@@ -11,6 +11,7 @@ from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
 from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
+from operant.tracking.console import wait
 
 if TYPE_CHECKING:
     from operant.execution.runner.repeats import Run
@@ -34,6 +35,8 @@ def run(arguments: list[str]) -> int:
     if config.remote == "socket-server":
         _serve(config)
         return 0
+    if not config.quiet:
+        wait("Loading JAX and Keras")
     from operant.execution.runner import repeats
 
     runs: list[repeats.Run] = []

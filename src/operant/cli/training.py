@@ -10,6 +10,7 @@ from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
 from operant.spec.run import ProcessConfig, RunConfig
+from operant.tracking.console import wait
 from operant.tuning.study import shown
 
 
@@ -82,6 +83,8 @@ def _trained(flags: list[str]) -> str | None:
 
 
 def _resume(agent: str | None, values: dict[str, Any]) -> Any:
+    if not values.get("quiet"):
+        wait("Loading JAX")
     from operant.training.train import finished, resumed, resuming
 
     directory = values.pop("resume")
@@ -111,6 +114,8 @@ def _plan(agent: str | None, values: dict[str, Any]) -> Any:
         values = {**presets.settings(resolve(agent), preset), **values}
     known = options(RunConfig)
     run = RunConfig.from_dict({k: v for k, v in values.items() if k in known})  # refused before JAX is loaded
+    if not run.quiet:
+        wait("Loading JAX")
     from operant.training.train import ExperimentConfig
 
     return ExperimentConfig(agent, {k: v for k, v in values.items() if k not in known}, run)

@@ -45,8 +45,8 @@ class ProgramCache:
         self._salt = salt
         self._limit = limit
         self._unseen = limit  # bytes written since the folder was looked through, by this process
-        self.on_miss: Callable[[str], None] | None = None
-        """Called with the key of a program that is not there, and so is compiled."""
+        self.on_miss: Callable[[], None] | None = None
+        """Called if a program is not there, and so is compiled."""
 
     def get(self, key: str) -> bytes | None:
         """Return what was kept under a key; None: nothing, or not what was written."""
@@ -58,7 +58,7 @@ class ProgramCache:
         if data and data[:DIGEST] == self._digest(key, value):
             return value
         if self.on_miss is not None:
-            self.on_miss(key)
+            self.on_miss()
         return None
 
     def put(self, key: str, value: bytes) -> None:

@@ -17,10 +17,10 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
 from operant.errors import EnvironmentError, UsageError, shown
-from operant.spec import plain
+from operant.spec import plain, runtime
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import LoggerGroup, interval
-from operant.tracking.console import say
+from operant.tracking.console import say, wait
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.drivers.seeds import MultiSeedRunner
@@ -180,7 +180,8 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
 
     began = logged = time.perf_counter()
     try:
-        with signals.orderly(interrupt):
+        tell = None if trainings[0].run.quiet else wait
+        with signals.orderly(interrupt), runtime.on_compilation(tell):
             for i, training in enumerate(trainings):
                 go_on(i, training.begin())
             while wanted:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
-from operant.tracking import Console, LoggerGroup
+from operant.tracking import Console, LoggerGroup, console
 from operant.tuning import study as studies
 from operant.tuning.plan import PER_TRIAL, StudyPlan
 from operant.tuning.ranges import corners, distributions, suggest
@@ -50,6 +50,7 @@ class StudySearch:
         self._distributions = distributions(plan.ranges)
         self._running: dict[Any, _TrialSlot] = {}
         self._spare: TrialProcess | None = None
+        self._shown = ""
         self._left = plan.config.n_trials
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
@@ -83,6 +84,7 @@ class StudySearch:
         while not self.stopped and (self._left or self._running):
             while self._left and len(self._running) < config.n_jobs and not self.stopped:
                 self._begin()
+            self._tick()
             for connection in wait(list(self._running), timeout=0.2):
                 self._owned(self._running[connection], self._hear)
             self._beat()
@@ -90,11 +92,20 @@ class StudySearch:
             self._owned(running, self._give_up)
         return self.study
 
+    def _tick(self) -> None:
+        """Show on a terminal which trials run."""
+        running = ", ".join(str(slot.trial.number) for slot in self._running.values())
+        if running != self._shown and not self.plan.run.get("quiet"):
+            console.wait(f"Running: trial {running}", line=False)
+        self._shown = running
+
     def _process(self) -> TrialProcess:
         return TrialProcess(silent=not self.plan.config.non_silent)
 
     def _try(self) -> None:
         """Build what trials will train, with every range's first or last value, before writing anything."""
+        if not self.plan.run.get("quiet"):
+            console.wait("Building the first trial")
         self._spare = self._process()
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
@@ -170,6 +181,7 @@ class StudySearch:
         process, self._spare = self._spare or self._process(), None
         process.send(self._order("train", hyper, run))
         self._running[process.connection] = _TrialSlot(trial, process, time.monotonic())
+        self.say(f"Trial {trial.number} begins{shown(trial.params)}")
 
     def _owned(self, running: _TrialSlot, act: Callable[[_TrialSlot], None]) -> None:
         """Act for a trial; drop it if another process took it for dead (this machine may have slept)."""
