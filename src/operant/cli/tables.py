@@ -28,7 +28,10 @@ GROUPS = {
         "weights", "checkpoints", "history_checkpoint", "save_seconds", "save_frequency", "keep_checkpoints",
         "save_memory", "eval_frequency", "eval_episodes",
     ),
-    "Several machines": ("threads", "n_devices", "coordinator", "n_processes", "process_id"),
+    "Several machines": (
+        "threads", "n_devices", "coordinator", "n_processes", "process_id", "cluster", "cluster_cpus",
+        "cluster_gpus",
+    ),
 }  # fmt: skip
 """Options by the part of help in which they stand, if it is not that of their config."""
 USUAL = frozenset((

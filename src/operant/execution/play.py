@@ -220,6 +220,7 @@ def _prepared(
     from operant.spec import runtime
     from operant.training.session import fitting
 
+    runtime.prepare()
     runtime.devices()  # says what is wrong with them, if anything is
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if newest is None else _specification(newest)

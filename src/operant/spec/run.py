@@ -273,6 +273,14 @@ def located(run: RunConfig) -> RunConfig:
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
 
 
+class ProcessConfig(Config):
+    """Options of commands that compile programs: of this process, and of no run."""
+
+    compilation_cache: bool = option(
+        True, "Keep compiled programs for later commands (OPERANT_COMPILATION_CACHE says where; 0: nowhere)"
+    )
+
+
 class RunnerConfig(Config):
     """Options of `operant run` and `run.py`, which start a `Runner`."""
 

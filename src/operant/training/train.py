@@ -22,6 +22,7 @@ from operant.errors import SpecError, UsageError, quoted, reading, shown, value_
 from operant.spec import effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
+from operant.tracking.console import wait
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
@@ -204,6 +205,8 @@ def _prepared(
     with _of_record(plan):
         parse_agent(plan.agent)
     definition = parse_agent(plan.agent, **plan.options)
+    if not run.quiet:
+        wait(f"Building {definition.name} for {run.env}")
     if plan.resume is None:
         definition = fitting(definition, run.weights)
     # Of several processes that train together, one makes the folder and writes.

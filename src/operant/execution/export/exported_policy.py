@@ -13,7 +13,7 @@ from operant.checkpoint.arrays import fitted
 from operant.errors import CheckpointError, SpaceError, UsageError, reading
 from operant.execution.export import FORMATS, require
 from operant.execution.export.interface import VERSION, Flat, Interface
-from operant.spec import from_json
+from operant.spec import from_json, runtime
 from operant.spec.spaces import nested
 
 Run = Callable[[Flat], Mapping[str, Any]]
@@ -169,5 +169,6 @@ def _stablehlo(program: bytes) -> Run:
     import jax
     from jax import export
 
+    runtime.prepare()
     call = jax.jit(export.deserialize(bytearray(program)).call)
     return lambda inputs: jax.device_get(call(inputs))
