@@ -106,7 +106,7 @@ def test_predicted_deviation_is_limited():
     ("options", "message"),
     [
         ({"std": "fixed"}, "std must be 'global' or 'predicted'"),
-        ({"bounded": "tanh"}, "bounded must be 'clip', 'squash' or 'beta'"),
+        ({"bounded": "tanh"}, "distribution must be 'clip', 'squash' or 'beta'"),
     ],
 )
 def test_wrong_options(options, message):

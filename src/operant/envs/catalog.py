@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from operant.envs.gymnasium import pettingzoo
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError, value_error
-from operant.spec import import_object, read_json
+from operant.spec import import_object, read_json, refuse_code
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
@@ -149,6 +150,7 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     if spec is not None:
         return spec, spec.id, ""
     if _looks_importable(name):
+        name = _class_in(name)
         target = import_object(name, "environment")
         if not (_is_maker(target) or is_environment(target)):
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
@@ -158,6 +160,27 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
             )
         return target, name, name
     raise _unknown(name)
+
+
+def _class_in(name: str) -> str:
+    """Return ``module:Class`` of the one environment class of a module; what names no module as it is."""
+    refuse_code(name, "environment")
+    try:
+        is_module = ":" not in name and importlib.util.find_spec(name) is not None
+    except ImportError:
+        is_module = False
+    if not is_module:
+        return name
+    import_object(f"{name}:__name__", "module")
+    members = vars(sys.modules[name]).items()
+    classes = [x for x, cls in members if getattr(cls, "__module__", "") == name and isinstance(cls, type)]
+    found = [x for x in classes if _is_maker(getattr(sys.modules[name], x))]
+    if len(found) != 1:
+        raise SpecError(
+            f"The module {name!r} must define one class of an environment. It defines: "
+            f"{', '.join(found) or 'none'}. Name the one that is meant: {name}:Name."
+        )
+    return f"{name}:{found[0]}"
 
 
 def full_id(name: str) -> str:

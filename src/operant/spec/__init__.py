@@ -17,6 +17,7 @@ from operant.spec.config import (
     default,
     effective,
     option,
+    optional,
     options,
     traced,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "from_json",
     "import_object",
     "option",
+    "optional",
     "options",
     "plain",
     "read_json",

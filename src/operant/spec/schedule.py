@@ -35,6 +35,7 @@ class Schedule:
         "piecewise",
         "random",
         "ornstein_uhlenbeck",
+        "inverse_time",
     ]
     start: float
     """Value at step 0, or after a warm-up; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
@@ -45,6 +46,11 @@ class Schedule:
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
     power: float = 1.0
     """Exponent of `polynomial`."""
+    decay_rate: float | None = None
+    """`exponential`, in place of `end`: what remains of the value after each `steps`, without end, at most 1.
+    `inverse_time`: how much the divisor of the value, 1 at first, grows in `steps`."""
+    staircase: bool = False
+    """Whether a schedule with a `decay_rate` changes at multiples of `steps` alone."""
     warmup: int = 0
     """`cosine`: how many of the `steps` come first, in which it rises linearly from 0 to `start`."""
     boundaries: tuple[int, ...] = ()
@@ -71,15 +77,17 @@ class Schedule:
             object.__setattr__(self, name, as_whole(getattr(self, name)))
         if isinstance(self.boundaries, tuple):
             object.__setattr__(self, "boundaries", tuple(map(as_whole, self.boundaries)))
+        self._check_rate()
         for name in numbers:
             if not finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
-        least = int(self.type in ("linear", "exponential", "polynomial", "cosine"))
+        least = int(self.type in ("linear", "exponential", "polynomial", "cosine", "inverse_time"))
         if type(self.steps) is not int or self.steps < least:
             must = f"a whole number of at least {least}"
             raise value_error("steps", must, self.steps, SCHEDULE_FORMS if self.steps == 0 else "")
         self._check_warmup()
-        if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
+        endless = self.decay_rate is not None
+        if self.type == "exponential" and not endless and (self.start <= 0 or self.end <= 0):
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
         if self.type == "polynomial" and self.power <= 0:
             raise value_error("power", "above 0", self.power)
@@ -92,6 +100,19 @@ class Schedule:
                 raise value_error("sigma", "at least 0", self.sigma)
         if self.type == "piecewise":
             self._check_pieces()
+
+    def _check_rate(self) -> None:
+        rate, kind = self.decay_rate, self.type
+        if rate is None and kind != "inverse_time":
+            return
+        if kind not in ("exponential", "inverse_time"):
+            raise value_error("decay_rate", f"left out of a schedule of type {kind!r}", rate)
+        if not finite(rate) or not 0.0 < typing.cast(float, rate) <= (
+            1.0 if kind == "exponential" else math.inf
+        ):
+            raise value_error(
+                "decay_rate", f"above 0{' and at most 1' if kind == 'exponential' else ''}", rate
+            )
 
     def _check_warmup(self) -> None:
         warmup = self.warmup
@@ -143,21 +164,25 @@ class Schedule:
             if name in fields:
                 raise SpecError(f"schedule got {name!r} twice, once as {key!r}. Give one of them.")
             fields[name] = value
+        if fields.get("type") == "decaying":
+            fields["type"] = fields.pop("decay", None)
         if fields.get("type") == "piecewise_constant":
             values = list(fields.get("values", ()))
             fields |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
         if "type" in fields:
             _check_type(fields["type"])  # first, as the legal arguments depend on it
-        if "decay_rate" in fields:
-            raise SpecError(
-                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' "
-                "within 'steps'. Give end = start * decay_rate."
-            )
-        if fields.get("type") == "random" and fields.get("distribution", "uniform") == "uniform":
-            fields.pop("distribution", None)
+        if fields.get("type") == "random":
+            kind = fields.pop("distribution", "uniform")
+            if kind == "normal":  # what a process that forgets all of its past is
+                fields |= {"type": "ornstein_uhlenbeck", "theta": 1.0, "start": fields.pop("mean", 0.0)}
+                fields["sigma"] = fields.pop("stddev", 1.0)
+            elif kind == "uniform":
+                fields = {"start": 0.0, "end": 1.0, **fields}
+            else:
+                raise value_error("distribution", "'uniform' or 'normal'", kind)
         if fields.get("type") == "ornstein_uhlenbeck":
             fields.setdefault("start", 0.0)
-        return fields
+        return _scaled(fields)
 
     @property
     def spread(self) -> float:
@@ -173,7 +198,28 @@ class Schedule:
             return self.start, self.start
         values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
         values += (0.0,) if self.warmup else ()
+        if self.decay_rate is not None:
+            values = (self.start, 0.0)
         return min(values), max(values)
+
+
+def _scaled(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a schedule's fields with what all its values are multiplied by (`scale`), subtracted from 1
+    (`increasing`), or, for a cosine, the part that remains (`alpha`).
+    """
+    bounds = [name for name in ("start", "end") if finite(fields.get(name))]
+    if "alpha" in fields and fields.get("type") == "cosine" and "end" not in fields:
+        fields["end"] = fields.pop("alpha") * fields.get("start", 1.0)
+        bounds = ["start", "end"]
+    if fields.get("increasing") is True and fields.get("type") in ("linear", "polynomial", "cosine"):
+        fields |= {name: 1.0 - fields.get(name, 0.0) for name in ("start", "end")}
+        del fields["increasing"]
+        bounds = ["start", "end"]
+    if finite(scale := fields.get("scale")):
+        fields |= {name: fields[name] * scale for name in bounds}
+        if fields.get("type") not in ("piecewise", "ornstein_uhlenbeck"):
+            del fields["scale"]
+    return fields
 
 
 def _check_type(kind: Any) -> None:

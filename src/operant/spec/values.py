@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from operant.errors import SpecError, suggest
+from operant.spec.written_out import asked
 
 T = TypeVar("T")
 DEEPEST = 100
@@ -85,6 +86,7 @@ def called(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
     parameters = inspect.signature(cls).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments = arguments if free else asked(arguments, parameters)
     for key in arguments:
         if key not in parameters and not free:
             raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, parameters)}")
