@@ -149,8 +149,8 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     spec = None if _looks_importable(name) else adapter.find(name)
     if spec is not None:
         return spec, spec.id, ""
+    name = _class_in(name)
     if _looks_importable(name):
-        name = _class_in(name)
         target = import_object(name, "environment")
         if not (_is_maker(target) or is_environment(target)):
             kind = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
@@ -164,23 +164,25 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
 
 def _class_in(name: str) -> str:
     """Return ``module:Class`` of the one environment class of a module; what names no module as it is."""
+    if any(not part.isidentifier() for part in name.split(".")):
+        return name
     refuse_code(name, "environment")
     try:
-        is_module = ":" not in name and importlib.util.find_spec(name) is not None
-    except ImportError:
-        is_module = False
-    if not is_module:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # what is before the last dot is no package
+        found = None
+    if found is None:
         return name
     import_object(f"{name}:__name__", "module")
     members = vars(sys.modules[name]).items()
     classes = [x for x, cls in members if getattr(cls, "__module__", "") == name and isinstance(cls, type)]
-    found = [x for x in classes if _is_maker(getattr(sys.modules[name], x))]
-    if len(found) != 1:
+    makers = [x for x in classes if _is_maker(getattr(sys.modules[name], x))]
+    if len(makers) != 1:
         raise SpecError(
             f"The module {name!r} must define one class of an environment. It defines: "
-            f"{', '.join(found) or 'none'}. Name the one that is meant: {name}:Name."
+            f"{', '.join(makers) or 'none'}. Name what is meant, too: {name}:Name."
         )
-    return f"{name}:{found[0]}"
+    return f"{name}:{makers[0]}"
 
 
 def full_id(name: str) -> str:
@@ -245,7 +247,7 @@ def _unknown(name: str) -> SpecError:
     lower = {known_name.lower(): known_name for known_name in reversed(names)}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
-    if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
+    if name.isidentifier() and Path(f"{name}.py").is_file():
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")
 

@@ -452,14 +452,17 @@ class Attention(Layer):
     heads: int = 1
     """Number of heads; it must divide the size."""
     attention_size: int | None = None
-    """Size in which positions are compared, of all heads together; None: `size`."""
+    """Size in which positions are compared and mixed, of all heads together; None: `size`."""
     dropout: Rate = 0.0
     """Share of attention that gradient steps set to zero."""
 
     def _check(self) -> None:
-        for name, size in {"size": self.size, "attention_size": self.attention_size or self.size}.items():
-            if size % self.heads:
-                raise SpecError(f"heads must divide {name}. Received: heads={self.heads}, {name}={size}.")
+        name, size = (
+            "size" if self.attention_size is None else "attention_size",
+            self.attention_size or self.size,
+        )
+        if size % self.heads:
+            raise SpecError(f"heads must divide {name}. Received: heads={self.heads}, {name}={size}.")
 
     def _add(self, graph: Graph, x: Any) -> Any:
         k, shape = keras(), x.shape[1:-1]
@@ -468,7 +471,6 @@ class Attention(Layer):
         attend = k.layers.MultiHeadAttention(
             self.heads,
             (self.attention_size or self.size) // self.heads,
-            value_dim=self.size // self.heads,
             dropout=self.dropout,
             output_shape=self.size,
             name=name,

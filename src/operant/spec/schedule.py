@@ -102,17 +102,12 @@ class Schedule:
             self._check_pieces()
 
     def _check_rate(self) -> None:
-        rate, kind = self.decay_rate, self.type
-        if rate is None and kind != "inverse_time":
-            return
-        if kind not in ("exponential", "inverse_time"):
-            raise value_error("decay_rate", f"left out of a schedule of type {kind!r}", rate)
-        if not finite(rate) or not 0.0 < typing.cast(float, rate) <= (
-            1.0 if kind == "exponential" else math.inf
-        ):
-            raise value_error(
-                "decay_rate", f"above 0{' and at most 1' if kind == 'exponential' else ''}", rate
-            )
+        rate, high = self.decay_rate, {"exponential": 1.0, "inverse_time": math.inf}.get(self.type, 0.0)
+        if rate is None and self.type == "inverse_time":
+            raise value_error("decay_rate", "above 0", rate)
+        if rate is not None and not (finite(rate) and 0.0 < rate <= high):
+            ranges = {0.0: f"left out of a schedule of type {self.type!r}", 1.0: "above 0 and at most 1"}
+            raise value_error("decay_rate", ranges.get(high, "above 0"), rate)
 
     def _check_warmup(self) -> None:
         warmup = self.warmup
@@ -182,7 +177,10 @@ class Schedule:
                 raise value_error("distribution", "'uniform' or 'normal'", kind)
         if fields.get("type") == "ornstein_uhlenbeck":
             fields.setdefault("start", 0.0)
-        return _scaled(fields)
+        if finite(fields.get("scale")) and fields.get("type") not in ("piecewise", "ornstein_uhlenbeck"):
+            scale = fields.pop("scale")
+            fields |= {name: scale * fields[name] for name in ("start", "end") if finite(fields.get(name))}
+        return fields
 
     @property
     def spread(self) -> float:
@@ -201,25 +199,6 @@ class Schedule:
         if self.decay_rate is not None:
             values = (self.start, 0.0)
         return min(values), max(values)
-
-
-def _scaled(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a schedule's fields with what all its values are multiplied by (`scale`), subtracted from 1
-    (`increasing`), or, for a cosine, the part that remains (`alpha`).
-    """
-    bounds = [name for name in ("start", "end") if finite(fields.get(name))]
-    if "alpha" in fields and fields.get("type") == "cosine" and "end" not in fields:
-        fields["end"] = fields.pop("alpha") * fields.get("start", 1.0)
-        bounds = ["start", "end"]
-    if fields.get("increasing") is True and fields.get("type") in ("linear", "polynomial", "cosine"):
-        fields |= {name: 1.0 - fields.get(name, 0.0) for name in ("start", "end")}
-        del fields["increasing"]
-        bounds = ["start", "end"]
-    if finite(scale := fields.get("scale")):
-        fields |= {name: fields[name] * scale for name in bounds}
-        if fields.get("type") not in ("piecewise", "ornstein_uhlenbeck"):
-            del fields["scale"]
-    return fields
 
 
 def _check_type(kind: Any) -> None:

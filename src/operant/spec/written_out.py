@@ -11,57 +11,32 @@ from typing import Any, Literal
 from operant.errors import SpecError
 
 NOTHING: dict[str, tuple[Any, ...]] = {
-    "attention_size": (),
-    "axes": (),
+    **dict.fromkeys(
+        ("activation", "attention_size", "axes", "clipping_threshold", "gradient_norm_clipping"), ()
+    ),
+    **dict.fromkeys(
+        ("max_hour_frequency", "max_norm", "output_shape", "output_width", "temperature_mode"), ()
+    ),
+    **dict.fromkeys(
+        ("cycle", "decoupled_weight_decay", "doublecheck_update", "increasing", "inverse"), (False,)
+    ),
+    **dict.fromkeys(("lookahead", "moving_average", "only_mean", "staircase"), (False,)),
+    **dict.fromkeys(("single_output", "vars_trainable"), (True,)),
+    **dict.fromkeys(("initialization_scale", "multi_step", "scale", "subsampling_fraction"), (1,)),
+    **dict.fromkeys(("l2_regularization", "linesearch_iterations"), (0,)),
     "bias": (True, False),  # of layers that leave no choice here
-    "clipping_threshold": (),
-    "cycle": (False,),
-    "decoupled_weight_decay": (False,),
-    "doublecheck_update": (False,),
-    "gradient_norm_clipping": (),
-    "increasing": (False,),
-    "initialization_scale": (1.0,),
-    "inverse": (False,),
-    "l2_regularization": (0.0,),
-    "linesearch_iterations": (0,),
-    "lookahead": (False,),
-    "max_hour_frequency": (),
-    "max_norm": (),
     "min_variance": (1e-4,),
     "mode": ("global_norm",),
-    "moving_average": (False,),
-    "multi_step": (1,),
-    "only_mean": (False,),
     "only_positive_updates": (True, False),  # steps are never made against the estimated improvement
-    "output_shape": (),
-    "output_width": (),
-    "scale": (1.0,),
-    "single_output": (True,),
-    "staircase": (False,),
-    "subsampling_fraction": (1.0,),
-    "temperature_mode": (),
-    "vars_trainable": (True,),
 }
 """Arguments that are understood where they ask for nothing: as None, or one of these values."""
 
 Place = Literal["agent", "config", "module"]
-MEANINGLESS: dict[str, frozenset[str]] = {
-    "agent": frozenset({"tracking"}),
-    "config": frozenset(
-        {
-            "always_apply_exploration",
-            "always_apply_variable_noise",
-            "buffer_observe",
-            "create_debug_assertions",
-            "create_tf_assertions",
-            "eager_mode",
-            "enable_int_action_masking",
-            "name",
-            "tf_log_level",
-        }
-    ),
-    "module": frozenset({"device"}),
-}
+_SETTINGS = (
+    "always_apply_exploration always_apply_variable_noise buffer_observe create_debug_assertions "
+    "create_tf_assertions eager_mode enable_int_action_masking name tf_log_level"
+)
+MEANINGLESS = {"agent": {"tracking"}, "config": {*_SETTINGS.split()}, "module": {"device"}}
 """Keys of other libraries that are taken, whatever their value, and have no effect: a note says so."""
 
 ELSEWHERE: dict[str, str] = {
