@@ -46,11 +46,6 @@ class Schedule:
     unit: Literal["timesteps", "episodes", "updates"] = "timesteps"
     power: float = 1.0
     """Exponent of `polynomial`."""
-    decay_rate: float | None = None
-    """`exponential`, in place of `end`: what remains of the value after each `steps`, without end, at most 1.
-    `inverse_time`: how much the divisor of the value, 1 at first, grows in `steps`."""
-    staircase: bool = False
-    """Whether a schedule with a `decay_rate` changes at multiples of `steps` alone."""
     warmup: int = 0
     """`cosine`: how many of the `steps` come first, in which it rises linearly from 0 to `start`."""
     boundaries: tuple[int, ...] = ()
@@ -65,6 +60,11 @@ class Schedule:
     """`ornstein_uhlenbeck`: whether to take the absolute value."""
     seed: int = 0
     """`random` and `ornstein_uhlenbeck`: each seed gives another sequence."""
+    decay_rate: float | None = None
+    """`exponential`, in place of `end`: what remains of the value after each `steps`, without end, at most 1.
+    `inverse_time`: how much the divisor of the value, 1 at first, grows in `steps`."""
+    staircase: bool = False
+    """Whether a schedule with a `decay_rate` changes at multiples of `steps` alone."""
 
     def __post_init__(self) -> None:
         _check_type(self.type)
