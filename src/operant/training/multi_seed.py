@@ -6,7 +6,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,49 +163,84 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
+    began = logged = time.perf_counter()
+
+    def ended(i: int, outcome: Outcome) -> None:
+        outcomes[i] = outcome
+        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
+
+    def failed(i: int, fault: str) -> None:
+        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
+
+    def show() -> None:
+        nonlocal logged
+        now = time.perf_counter()
+        if now - logged >= LOG_SECONDS:
+            logged = now
+            display.record(_summary(trainings, outcomes, now - began))
+
+    try:
+        run_together(runner, dict(enumerate(trainings)), ended, failed, show)
+    finally:
+        display.close()
+    return [outcomes[i] for i in range(len(trainings))]
+
+
+def run_together(
+    runner: MultiSeedRunner,
+    trainings: Mapping[int, TrainingLoop],
+    ended: Callable[[int, Outcome], object],
+    failed: Callable[[int, str], object],
+    show: Callable[[], object] = lambda: None,
+) -> None:
+    """Train some of a runner's runs, by their number in it, until each has ended or failed.
+
+    Args:
+        runner: holds their states.
+        trainings: the loop of each.
+        ended: called with a run's number and how it ended.
+        failed: called with a run's number and what was wrong with its environments.
+        show: called after each call of the runner.
+
+    Raises:
+        Exception: what a call, or one of these functions, raised; what was learnt before is saved.
+    """
     wanted: dict[int, int] = {}  # blocks until a run looks
-    finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
+    finished: dict[int, list[EpisodeResult]] = {i: [] for i in trainings}
 
     def go_on(i: int, reason: str | None) -> None:
         if reason is None:
             wanted[i] = trainings[i].blocks()
             return
         wanted.pop(i, None)
-        outcomes[i] = outcome = trainings[i].end(reason)
-        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
+        ended(i, trainings[i].end(reason))
 
     def interrupt() -> None:
-        for training in trainings:
+        for training in trainings.values():
             training.interrupt()
 
-    began = logged = time.perf_counter()
     try:
         with signals.orderly(interrupt):
-            for i, training in enumerate(trainings):
+            for i, training in trainings.items():
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                ended = runner.advance(count, wanted)
-                for i in wanted:
-                    finished[i] += ended[i]
+                episodes = runner.advance(count, wanted)
+                for i in tuple(wanted):
+                    finished[i] += episodes[i]
                     wanted[i] -= count
                 for i in tuple(wanted):
                     if (fault := runner.faults[i]) is not None:
-                        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
-                    if not wanted[i]:
+                        failed(i, fault)
+                        del wanted[i]
+                    elif not wanted[i]:
                         taken, finished[i] = finished[i], []
                         go_on(i, trainings[i].take(taken))
-                now = time.perf_counter()
-                if now - logged >= LOG_SECONDS:
-                    logged = now
-                    display.record(_summary(trainings, outcomes, now - began))
+                show()
     except Exception:
         for i in wanted:
             trainings[i].fail([*finished[i], *runner.unreported[i]])
         raise
-    finally:
-        display.close()
-    return [outcomes[i] for i in range(len(trainings))]
 
 
 def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:
