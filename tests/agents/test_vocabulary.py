@@ -195,17 +195,17 @@ def test_modules_are_read_into_options(given, wanted):
                     "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}},
                 }
             },
-            r"categorical takes no argument 'temperature_mode'",
+            r"temperature_mode must be None.*Received: temperature_mode='global'.*give temperature of",
         ),
         ({"objective": "state_value"}, r"The value of states alone makes no actions"),
         ({"objective": {"type": "plus"}}, r"There is no objective 'plus' here.*baseline_optimizer=0.5"),
         (
             {"objective": "action_value", "baseline": [8]},
-            r"is the target network, which has the form of the policy's.*Received: baseline=\[8\], policy='auto'",
+            r"is the target network, which has the form of the policy's.*: baseline=\[8\], policy='auto'",
         ),
         (
             {"objective": "action_value", "baseline": "auto", "baseline_optimizer": "adam"},
-            r"baseline_optimizer with optimizer='adam'\. Give baseline_optimizer=dict\(type='synchronization'",
+            r"baseline_optimizer with optimizer='adam'\. Give .*dict\(type='synchronization'",
         ),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
         (
@@ -335,6 +335,14 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         parse_agent("modular", **options)
+
+
+def test_modules_may_be_in_files(tmp_path):
+    path = tmp_path / "update.json"
+    path.write_text('{"unit": "episodes", "batch_size": 3}')
+    assert read(update=str(path)) == {"unit": "episodes", "batch_size": 3}
+    with pytest.raises(SpecError, match=r"The optimizer file 'missing.json' does not exist"):
+        read(optimizer="missing.json")
 
 
 def test_modules_that_say_more_than_the_objective_asks():

@@ -50,7 +50,7 @@ def test_a_list_of_widths_is_an_auto_network():
 
 
 def test_a_network_may_end_in_a_vector_for_each_place_of_an_output():
-    """Of outputs [2, 3] of the heads, places of the first axis share a kernel; a head without places gets all."""
+    """Places of the first axis of outputs [2, 3] share a kernel; a head without places reads all."""
     layers = [{"type": "reshape", "shape": (2, 4)}]
     fed, heads = {"state": Leaf("float", (8,))}, {"q": Head((2, 3)), "value": Head(())}
     model = build(layers, fed, heads)

@@ -201,7 +201,7 @@ class LayerStack:
         return cls(tuple(stacks), True)
 
     def __call__(self, graph: Graph) -> Any:
-        """Add the layers; the last one's output is the features: a vector, or one for each of several places."""
+        """Add the layers; the last one's output is the features: a vector, or one for each place."""
         x: Any = None
         for i, stack in enumerate(self.stacks):
             x = add_all(graph, stack, f"network[{i}]" if self.nested else "network")

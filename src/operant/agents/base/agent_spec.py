@@ -145,8 +145,8 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
     """Read the specification of an agent.
 
     Args:
-        agent: name, dict with `type` (or `agent`; without it the modular agent), path of a JSON file, algorithm class (its own or the one
-            with `fit`), import path of one, or a `AgentSpec`.
+        agent: name, dict with `type` or `agent` (without them the modular agent), path of a JSON file,
+            algorithm class (its own or the one with `fit`), import path of one, or a `AgentSpec`.
         options: hyperparameters besides those in the specification; they override the specification's.
 
     Raises:

@@ -375,9 +375,9 @@ class ModularConfig(
             for name in () if works else names:
                 value = getattr(self, name)
                 if value not in (default(type(self), name), None, False):  # 0 asks for nothing, either
-                    also = options(type(self))[name].aliases
+                    also = "".join(f" ({alias})" for alias in options(type(self))[name].aliases[:1])
                     yield (
-                        f"{name}{f' ({also[0]})' if also else ''} belongs to {to}. Received: {name}={value!r}, "
+                        f"{name}{also} belongs to {to}. Received: {name}={value!r}, "
                         f"{decides}={getattr(self, decides)!r}. Leave it out."
                     )
 

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from operant.errors import SpecError, expect_like, suggest, value_error
+from operant.spec import read_json
 from operant.spec.written_out import asked
 
 Given = Mapping[str, Any]
 
 POLICIES = ("default", "parametrized_distributions", "parametrized_value_policy", "parametrized_policy")
 BASELINES = ("default", "parametrized_state_value", "parametrized_action_value", "parametrized_value_policy")
+NETWORKS = ("policy", "baseline", "critic")
+"""Arguments whose files hold a network."""
 DISTRIBUTIONS = {"gaussian": "float", "beta": "float", "categorical": "int", "bernoulli": "bool"}
 """Distributions, and the type of actions that each serves."""
 WRAPPERS: dict[str, dict[str, str]] = {
@@ -61,6 +64,8 @@ def options(given: Given) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for key, value in given.items():
+        if key in READERS and key not in NETWORKS and isinstance(value, str) and value.endswith(".json"):
+            value = read_json(value, key)
         new = READERS[key](value) if key in READERS else {key: value}
         for name, option_value in new.items():
             if name in merged and merged[name] != option_value:
@@ -271,6 +276,11 @@ def distributions(spec: Any) -> dict[str, Any]:
 def _distribution(spec: Any) -> dict[str, Any]:
     kind = _type("distribution", spec, DISTRIBUTIONS)
     inner = spec if isinstance(spec, Mapping) else {}
+    if inner.get("temperature_mode") is not None:
+        raise value_error(
+            "temperature_mode", "None: logits are learned as they are", inner["temperature_mode"],
+            "For more or less randomness while acting give temperature of the policy.",
+        )  # fmt: skip
     if kind == "categorical":
         linear = not _arguments(kind, inner, ("skip_linear",)).get("skip_linear", False)
         return {} if linear else {"linear": False}
