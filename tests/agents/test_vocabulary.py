@@ -198,14 +198,16 @@ def test_modules_are_read_into_options(given, wanted):
             r"temperature_mode must be None.*Received: temperature_mode='global'.*give temperature of",
         ),
         ({"objective": "state_value"}, r"The value of states alone makes no actions"),
+        ({"policy": {"type": "parametrized_action_value"}}, "type must be parametrized_value_policy for int"),
+        ({"policy": {"temperature": {"a": 0.5}}}, "temperature must be one number or schedule for all"),
         ({"objective": {"type": "plus"}}, r"There is no objective 'plus' here.*baseline_optimizer=0.5"),
         (
             {"objective": "action_value", "baseline": [8]},
-            r"is the target network, which has the form of the policy's.*: baseline=\[8\], policy='auto'",
+            r"is the target network: it has the form of the policy's.*: baseline=\[8\], policy='auto'",
         ),
         (
             {"objective": "action_value", "baseline": "auto", "baseline_optimizer": "adam"},
-            r"baseline_optimizer with optimizer='adam'\. Give .*dict\(type='synchronization'",
+            r"Received: baseline_optimizer='adam'\. Give .*dict\(type='synchronization'",
         ),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
         (

@@ -174,9 +174,8 @@ def _class_in(name: str) -> str:
     if found is None:
         return name
     import_object(f"{name}:__name__", "module")
-    members = vars(sys.modules[name]).items()
-    classes = [x for x, cls in members if getattr(cls, "__module__", "") == name and isinstance(cls, type)]
-    makers = [x for x in classes if _is_maker(getattr(sys.modules[name], x))]
+    classes = {x: cls for x, cls in vars(sys.modules[name]).items() if isinstance(cls, type)}
+    makers = [x for x, cls in classes.items() if cls.__module__ == name and _is_maker(cls)]
     if len(makers) != 1:
         raise SpecError(
             f"The module {name!r} must define one class of an environment. It defines: "

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
-from operant.spec.values import called, finite, settled
+from operant.spec.values import called, finite, settled, understood
 
 SCHEDULE_FORMS = (
     "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
@@ -133,7 +133,7 @@ class Schedule:
         if isinstance(value, Schedule):
             return value
         if isinstance(value, Mapping):
-            return called(cls, cls._translated(value), "schedule")
+            return called(cls, understood(cls, cls._translated(value)), "schedule")
         if isinstance(value, str) and value.count(":") == 3:
             kind, *parts = value.split(":")
             try:

@@ -59,9 +59,6 @@ _NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
     """Gather what is noted within into one line of the log."""
-    if _NOTED.get() is not None:
-        yield
-        return
     noted: dict[str, None] = {}
     token = _NOTED.set(noted)
     try:

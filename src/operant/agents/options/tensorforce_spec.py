@@ -88,18 +88,13 @@ def options(given: Given) -> dict[str, Any]:
 
 def _check_target(baseline: Any, network: Any, merged: Given) -> None:
     """Refuse a baseline beside action values that is no target network: one of the same form that follows."""
-    if baseline not in ("auto", network):
-        raise SpecError(
-            "A baseline beside objective='action_value' is the target network, which has the form of the "
-            f"policy's network. Received: baseline={baseline!r}, policy={network!r}. Give the same network, "
-            "or leave baseline out."
-        )
     own = [name for name in ("baseline_optimizer", "baseline_lr", "baseline_weight") if name in merged]
-    if own:
+    if own or baseline not in ("auto", network):
+        given = f"{own[0]}={merged[own[0]]!r}" if own else f"baseline={baseline!r}, policy={network!r}"
         raise SpecError(
-            "A baseline beside objective='action_value' is the target network, which follows the policy's. "
-            f"Received: baseline_optimizer with {own[0].removeprefix('baseline_')}={merged[own[0]]!r}. Give "
-            "baseline_optimizer=dict(type='synchronization', update_weight=1.0, sync_frequency=10), or none."
+            "A baseline beside objective='action_value' is the target network: it has the form of the policy's, "
+            f"and follows it. Received: {given}. Give the same network, and as baseline_optimizer "
+            "dict(type='synchronization', update_weight=1.0, sync_frequency=10), or leave these out."
         )
 
 
@@ -223,6 +218,9 @@ def policy(spec: Any) -> dict[str, Any]:
     """Read `policy`: a network, or a dict of one as `network` (default 'auto') and of how actions are
     drawn.
     """
+    if isinstance(spec, Mapping) and spec.get("type") in {*BASELINES} - {*POLICIES}:
+        must = "parametrized_value_policy for int and bool actions; floats need objective="
+        raise value_error("policy's type", f"{must}'deterministic_policy_gradient'", spec["type"])
     if not _has_network(spec, POLICIES):
         return {"model": spec}
     kind = _type("policy", spec, POLICIES)
@@ -235,8 +233,9 @@ def policy(spec: Any) -> dict[str, Any]:
     if arguments.pop("use_beta_distribution", None):
         new["distribution"] = "beta"
     new |= distributions(arguments.pop("distributions", None) or {})
-    if arguments.get("temperature", 1.0) is None:
-        del arguments["temperature"]
+    temperature = arguments.get("temperature")
+    if isinstance(temperature, Mapping) and "type" not in temperature:
+        raise value_error("temperature", "one number or schedule for all actions", temperature)
     return {**new, **arguments}
 
 
