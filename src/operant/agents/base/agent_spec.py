@@ -158,8 +158,11 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
             return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
         elif isinstance(agent, Mapping):
             inner = dict(agent)
-            agent = inner.pop("agent", None) or inner.pop("type", None) or DEFAULT
+            agent = inner.pop("agent", None) or inner.pop("type", None)
             layers.append(inner)
+            if agent is None:
+                label = f"{DEFAULT}, the agent of a dict without 'type',"
+                return _defined(DEFAULT, algorithm_class(DEFAULT), layers, label)
         elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
             agent = read_json(agent, "agent")
         elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):
