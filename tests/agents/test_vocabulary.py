@@ -216,7 +216,7 @@ def test_modules_are_read_into_options(given, wanted):
         ),
         (
             {"reward_processing": {"type": "clipping"}},
-            r"reward_processing has no counterpart.*normalize_rewards",
+            r"reward_processing is not supported.*normalize_rewards",
         ),
         ({"update": 32, "batch_size": 16}, r"batch_size is given twice, as 32 and, by batch_size, as 16"),
     ],

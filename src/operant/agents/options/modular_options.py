@@ -375,7 +375,7 @@ class ModularConfig(
             for name in () if works else names:
                 value = getattr(self, name)
                 if value not in (default(type(self), name), None, False):  # 0 asks for nothing, either
-                    also = "".join(f" ({alias})" for alias in options(type(self))[name].aliases[:1])
+                    also = "".join(f" ({alias})" for alias in (options(type(self))[name].aliases or ())[:1])
                     yield (
                         f"{name}{also} belongs to {to}. Received: {name}={value!r}, "
                         f"{decides}={getattr(self, decides)!r}. Leave it out."
