@@ -136,6 +136,22 @@ def test_updates_half_as_often_leave_the_older_half_out(learned):
 
 
 @pytest.mark.slow
+def test_replay_of_episodes_draws_whole_ones_of_any_age(learned):
+    """Episodes of 5 steps, two in each update: at first the only one, then any two of those so far."""
+    options = {"unit": "episodes", "batch_size": 2, "frequency": 1, "memory": "replay", "capacity": 198}
+    agent = play(lambda _: 5, 300, 1, horizon=None, **options)
+    assert agent.updates == len(learned) == 60
+    drawn = [{row // 5 for row in batch} for batch in learned]
+    for i, (batch, episodes) in enumerate(zip(learned, drawn, strict=True)):
+        assert len(episodes) == min(i + 1, 2) and max(episodes) <= i
+        whole = [5 * episode + step for episode in sorted(episodes) for step in range(5)]
+        # The capacity is 33 episodes of 6 rows: of the oldest that is held the beginning may be gone.
+        assert batch == whole or (min(episodes) <= i - 32 and set(batch) < set(whole))
+    ages = [i - episode for i, episodes in enumerate(drawn) for episode in episodes]
+    assert min(ages) == 0 and 25 <= max(ages) <= 33 and 11 < np.mean(ages[-54:]) < 22  # uniform: 16
+
+
+@pytest.mark.slow
 def test_returns_from_a_replay_memory_wait_for_their_rewards(monkeypatch):
     """Every reward is 1, nothing ends or is predicted: every return of five rewards is 5.
 

@@ -421,7 +421,8 @@ def test_presets_are_legal():
         ),
         (
             ["train", "ppo", "--env", "string", "--max-steps", "9"],
-            "For an environment of the module 'string' name it, too: string:Name.\n",
+            "The module 'string' must define one class of an environment. It defines: none. Name what is "
+            "meant, too: string:Name.\n",
         ),
         (
             ["train", "ppo", "--env", "CartPole-v1", "--max-steps", "9", "--eval-frequency", "10"],

@@ -214,6 +214,11 @@ def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
         ("Hopper-v2", "Environment 'Hopper-v2' misses a package: .*gymnasium-robotics"),
         ("no_such_module.Env", "The environment 'no_such_module.Env' cannot be imported"),
         ("no_such_module:Env-v0", "The module of environment 'no_such_module:Env-v0' cannot be imported"),
+        (
+            "tests.channels_first",
+            r"must define one class .* It defines: Slides, Guide\. .* tests.channels_first:Name",
+        ),
+        ("tests.asking", "must define one class of an environment. It defines: none"),
         ("gym", "'gymnasium' needs the argument 'level'"),
         ("missing.json", "The environment file 'missing.json' does not exist"),
         ({}, "needs the key 'environment'. Received the keys: nothing"),
@@ -227,6 +232,21 @@ def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
 def test_what_is_not_understood(environment, message):
     with pytest.raises(SpecError, match=message):
         Environment.create(environment)
+
+
+def test_a_module_stands_for_the_one_environment_that_it_defines(tmp_path, monkeypatch):
+    (tmp_path / "walks").mkdir()
+    (tmp_path / "walks" / "__init__.py").write_text("")
+    (tmp_path / "walks" / "corridor.py").write_text(
+        "import gymnasium\n\n\nclass Helper:\n    pass\n\n\nclass Corridor(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path / "walks")
+    for name in ("walks.corridor", "walks.corridor.Corridor", "walks.corridor:Corridor"):
+        assert Environment.create(name).name.startswith("walks.corridor"), name
+    monkeypatch.syspath_prepend(str(tmp_path / "walks"))
+    assert Environment.create({"environment": "corridor"}).name == "corridor:Corridor"
 
 
 def test_unknown_arguments_are_named():

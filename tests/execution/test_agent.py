@@ -150,7 +150,7 @@ def test_creation_is_checked():
     for kwargs, message in [
         ({"agent": "ppoo"}, "Did you mean 'ppo'"),
         ({"agent": "ppo", "learning_rat": 1}, "ppo takes no argument 'learning_rat'. Did you mean"),
-        ({"agent": {"n_steps": 3}}, "needs a 'type'"),
+        ({"agent": {"n_steps": 3}}, "modular, the agent of a dict without 'type', takes no argument"),
         ({"agent": None, "learning_rat": 1}, "modular takes no argument 'learning_rat'. Did you mean"),
         ({"agent": "ppo", "seed": -1}, "seed must be"),
         ({"agent": "ppo", "parallel_interactions": 0}, "parallel_interactions must be"),

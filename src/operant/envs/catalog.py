@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +20,7 @@ from operant.envs.gymnasium import pettingzoo
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError, value_error
-from operant.spec import import_object, read_json
+from operant.spec import import_object, read_json, refuse_code
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
@@ -149,6 +150,7 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     spec = None if _looks_importable(name) else adapter.find(name)
     if spec is not None:
         return spec, spec.id, ""
+    name = _class_in(name)
     if _looks_importable(name):
         target = import_object(name, "environment")
         if not (_is_maker(target) or is_environment(target)):
@@ -159,6 +161,28 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
             )
         return target, name, name
     raise _unknown(name)
+
+
+def _class_in(name: str) -> str:
+    """Return ``module:Class`` of the one environment class of a module; what names no module as it is."""
+    if any(not part.isidentifier() for part in name.split(".")):
+        return name
+    refuse_code(name, "environment")
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # what is before the last dot is no package
+        found = None
+    if found is None:
+        return name
+    import_object(f"{name}:__name__", "module")
+    classes = {x: cls for x, cls in vars(sys.modules[name]).items() if isinstance(cls, type)}
+    makers = [x for x, cls in classes.items() if cls.__module__ == name and _is_maker(cls)]
+    if len(makers) != 1:
+        raise SpecError(
+            f"The module {name!r} must define one class of an environment. It defines: "
+            f"{', '.join(makers) or 'none'}. Name what is meant, too: {name}:Name."
+        )
+    return f"{name}:{makers[0]}"
 
 
 def full_id(name: str) -> str:
@@ -225,7 +249,7 @@ def _unknown(name: str) -> SpecError:
     lower = {known_name.lower(): known_name for known_name in reversed(names)}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list envs` shows what there is."
-    if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
+    if name.isidentifier() and Path(f"{name}.py").is_file():
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")
 

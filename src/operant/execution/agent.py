@@ -37,6 +37,7 @@ from operant.execution.traces import Trace
 from operant.nn.drawing import mermaid
 from operant.spec import canonical, plain, read_json
 from operant.spec.spaces import Spaces
+from operant.spec.written_out import noting
 
 ARGUMENTS = (
     "environment",
@@ -83,6 +84,7 @@ class Agent(InteractiveAgent):
 
     @staticmethod
     @naming_misspelt
+    @noting()
     def create(
         agent: Any = None,
         environment: Any = None,
@@ -125,6 +127,9 @@ class Agent(InteractiveAgent):
             summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write
                 summaries for TensorBoard; see `operant.tracking.summaries`.
             options: hyperparameters of the algorithm by name.
+
+        What only Tensorforce has (`tracking`, settings of its graphs in `config`, the `device` of a memory)
+        is taken without effect, as a line in the log says.
 
         Raises:
             SpecError: an unknown agent, option or space specification (the message says the close match), or
