@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from operant.envs.env_spec import EnvSpec, is_environment, is_native, lacking
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium import pettingzoo
+from operant.envs.gymnasium import envpool, pettingzoo
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError, value_error
@@ -142,6 +145,9 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     if name.startswith("pettingzoo:"):
         parameters["id"] = name.removeprefix("pettingzoo:")
         return pettingzoo.make_parallel, name, "operant.envs.gymnasium.pettingzoo:make_parallel"
+    if name.startswith("envpool:"):
+        parameters["id"] = name.removeprefix("envpool:")
+        return envpool.make_vector, name, "operant.envs.gymnasium.envpool:make_vector"
     modules = parameters.pop("import_modules", ())
     for module in (modules,) if isinstance(modules, str) else modules:
         import_object(f"{module}:__name__", "module")
@@ -171,7 +177,11 @@ def is_own(name: object) -> bool:
     if not isinstance(name, str) or ids.is_native(name):
         return False
     module, colon, _ = name.partition(":")
-    return colon != "" and module != "pettingzoo" and all(part.isidentifier() for part in module.split("."))
+    return (
+        colon != ""
+        and module not in ("pettingzoo", "envpool")
+        and all(part.isidentifier() for part in module.split("."))
+    )
 
 
 def native(name: str, **arguments: Any) -> Any:
@@ -187,7 +197,7 @@ def native(name: str, **arguments: Any) -> Any:
         return None
     source = resolve(name, arguments=arguments)
     makes = source.path == name and callable(source.target) and not isinstance(source.target, type)
-    if not (source.is_native or makes):
+    if not (source.is_native or (makes and not source.makes_vector)):
         return None
     environment = source.make()
     if not is_native(environment):
@@ -219,12 +229,42 @@ def _looks_importable(name: str) -> bool:
 
 def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
-    lower = {known_name.lower(): known_name for known_name in reversed(names)}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
-    if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
+    bases, lower = {_base(id): id for id in names}, {id.lower(): id for id in names}
+    close = difflib.get_close_matches(_base(name), bases, n=1, cutoff=0.75)
+    hint = (
+        "`operant list` shows what there is; ids of other packages are given with them: --env package:Id-v0."
+    )
+    if close:
+        hint = f"Did you mean {lower.get(close[0] + name.lower()[len(_base(name)) :], bases[close[0]])!r}?"
+    if (module := _registering(name)) is not None:
+        hint = f"An installed package registers it: --env {module}:{name}"
+    elif name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")
+
+
+def _base(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name.lower())
+
+
+def _registering(name: str) -> str | None:
+    """Return the module of an installed package that registers an id of Gymnasium, or one that it makes of
+    parts (``f"PandaReach{suffix}-v3"``): read from its files, as importing all packages may do anything.
+    """
+    quoted = re.compile(rf"""["'](?:{re.escape(name)}["']|([\w./-]{{4,}})\{{)""")
+    modules = []
+    for package in importlib.metadata.distributions():
+        if not any(re.match("gymnasium|gym", need, re.IGNORECASE) for need in package.requires or ()):
+            continue
+        for file in package.files or ():
+            if file.suffix == ".py" and "test" not in str(file):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    text = file.read_text()
+                    begun = [match[1] for match in quoted.finditer(text) if name.startswith(match[1] or "")]
+                    if "register" in text and begun:
+                        parts = [part.removesuffix(".py") for part in file.parts if part != "__init__.py"]
+                        modules.append((None not in begun, len(parts), ".".join(parts)))
+    return min(modules)[-1] if modules else None
 
 
 def _is_maker(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +17,10 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raise_of_handler, raised_at
+from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvironmentError, SpecError, UsageError, told
 from operant.spec import build, import_object
 
 HERE = (
@@ -55,9 +56,7 @@ class EnvSpec:
             return self._make()
         except SystemExit as error:
             raise_of_handler(error)
-            raise EnvironmentError(
-                f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
-            ) from error
+            raise EnvironmentError(f"{self.name!r} {told(error, 'as it was made')}") from error
 
     def _make(self) -> Any:
         if self.is_object:
@@ -70,9 +69,10 @@ class EnvSpec:
             return ids.make(self.target, **self.arguments)
         environment = build(self.target, dict(self.arguments), f"environment {self.name!r}")
         if not is_environment(environment):
+            made = type(environment)
+            kind = f"{made.__module__}.{made.__qualname__}".removeprefix("builtins.")
             raise SpecError(
-                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: "
-                f"{type(environment).__name__}.{lacking(environment)}"
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {kind}.{lacking(environment)}"
             )
         return environment
 
@@ -98,6 +98,12 @@ class EnvSpec:
         """Whether it is a vector of Gymnasium's."""
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
+    @property
+    def makes_vector(self) -> bool:
+        """Whether it is a function that makes a vector of Gymnasium's of any size: it takes `num_envs`."""
+        is_function = callable(self.target) and not isinstance(self.target, type)
+        return is_function and "num_envs" in inspect.signature(self.target).parameters
+
     def create(self, environment: Any = None) -> ValidatedEnv:
         """Make one (or take what `make` returned) as `Environment`, with time limit, shaping and checks."""
         if environment is None:
@@ -112,14 +118,15 @@ class EnvSpec:
     def _environment(self, environment: Any) -> Environment:
         if isinstance(environment, Environment):
             return environment
-        if isinstance(environment, gymnasium.Env):
+        if adapter.is_single(environment):
             return adapter.GymnasiumEnv(environment, self.own_limit() if not self.is_object else None)
         if pettingzoo.is_parallel(environment):
             return pettingzoo.PettingZooEnv(environment)
         if isinstance(environment, gymnasium.vector.VectorEnv):
             raise UsageError(
-                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, "
-                "or pass one environment here."
+                f"{self.name!r} is a vector of environments. Give the object to a class or to "
+                "operant.envs.vector.create.create; let a function that makes it take num_envs; or give one "
+                "environment."
             )
         return SingleEnv(from_native(environment, 1, self.name))
 
@@ -260,6 +267,15 @@ def lacking(value: Any) -> str:
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):
         return " It has a space of Gymnasium: derive its class from gymnasium.Env."
+    if (
+        hasattr(value, "action_space")
+        and hasattr(value, "observation_space")
+        and not hasattr(value, "spaces")
+    ):
+        return (
+            " It is not of Gymnasium but of another, perhaps older, interface: wrap it in a gymnasium.Env, as "
+            "docs/environments.md shows."
+        )
     lacks = []
     for name in _NATIVE:
         try:

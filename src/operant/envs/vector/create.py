@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -201,6 +202,10 @@ def _make(
 
 
 def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
+    if source.makes_vector:
+        made = dataclasses.replace(source, arguments={**source.arguments, "num_envs": num_envs}).make()
+        source = dataclasses.replace(source, target=made)
+        expect_count("n_envs", num_envs, getattr(made, "num_envs", 1), "the vector")
     if source.is_vector:
         return _given_vector(source, reads)
     if source.is_native:
@@ -263,8 +268,7 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
         raise UsageError(
             "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
         )
-    spec = vector.spec
-    limit = spec.max_episode_steps if spec else None
+    limit = adapter.own_limit(vector)
     wrapped = GymnasiumVector(
         vector, source.name, limit, reads.check, copy=True, info_keywords=reads.info_keywords
     )

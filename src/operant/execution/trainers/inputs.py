@@ -11,6 +11,7 @@ import gymnasium
 
 from operant.envs import catalog
 from operant.envs.env_spec import is_environment, is_native, lacking
+from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.games import whole_games
 from operant.envs.gymnasium.preprocessing import PreprocessingWrapper, within
 from operant.envs.vector import create
@@ -65,7 +66,7 @@ def is_id(envs: Any) -> bool:
         return True
     if isinstance(envs, PreprocessingWrapper):  # its spec does not tell of the preprocessing
         return False
-    spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
+    spec = getattr(envs, "spec", None) if adapter.is_single(envs) else None
     if spec is None or spec.id not in gymnasium.registry:
         return False
     registered = gymnasium.spec(spec.id)
@@ -222,7 +223,7 @@ def evaluation_envs(run: RunConfig, envs: Any, eval_envs: Any, spaces: Spaces) -
 def _others(envs: Any, count: int) -> Any:
     """Return `count` environments like those that train, or what makes such."""
     several = isinstance(envs, list | tuple)
-    if isinstance(envs, gymnasium.Env) or several:
+    if adapter.is_single(envs) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
     if makes(envs) or is_native(envs):
         return envs
@@ -262,7 +263,7 @@ def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: boo
             return environment(config, lives=lives)
         if callable(first) or is_native(first):
             return environment(config, first, lives)
-        if not isinstance(first, gymnasium.Env):
+        if not adapter.is_single(first):
             raise SpecError(
                 f"play makes an environment like the first one, and cannot make another {first!r}. Give one: "
                 "play(env=...)."

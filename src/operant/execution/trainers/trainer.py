@@ -65,7 +65,7 @@ from operant.training.environments import make_environments
 from operant.training.loggers import create_loggers
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
-from operant.training.run_dir import describe, held, history_held, new_directory
+from operant.training.run_dir import describe, emptied_if, held, history_held, new_directory
 from operant.training.session import ExperimentSetup, fitting
 from operant.training.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
@@ -294,6 +294,7 @@ class Trainer:
                 stack.enter_context(held(directory))
                 if not self._fits and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(run, self.agent)
+                stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
                 self._describe(directory, run)
             return self._train(training, directory, run)
 
