@@ -17,10 +17,10 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from operant.envs.env_spec import EnvSpec, is_environment, is_native, lacking
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium import envpool, pettingzoo
+from operant.envs.gymnasium import envpool, pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
-from operant.errors import SpecError, UsageError, value_error
+from operant.errors import SpecError, UsageError
 from operant.spec import import_object, read_json
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
@@ -58,9 +58,12 @@ def resolve(
     max_episode_timesteps: int | None = None,
     reward_shaping: Any = None,
     arguments: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
     remote: dict[str, Any] | None = None,
 ) -> EnvSpec:
     """Read a specification and its arguments (see `Environment.create`); nothing is made yet.
+
+    `images` are options of `PreprocessingOptions`, and `preprocess`; ids take them among their arguments, too.
 
     `remote` receives what a dict or file says of `remote`, `blocking`, `host` and `port`; without it these
     are refused.
@@ -80,7 +83,7 @@ def resolve(
     if isinstance(environment, str):
         target, name, path = _named(environment, parameters)
         if isinstance(target, GymnasiumSpec):
-            _check_frames(name, parameters)
+            images = preprocessing.taken(parameters, images or {})
     else:
         target, name, path = environment, _name_of(environment), ""
         if not (_is_maker(environment) or is_environment(environment)):
@@ -93,7 +96,13 @@ def resolve(
                 f"The environment {name!r} exists already and takes no argument {next(iter(parameters))!r}. "
                 "Give its class."
             )
-    return EnvSpec(target, name, parameters, path=path, **options)
+    settings = preprocessing.read(images or {}, name)
+    if settings is not None and not (isinstance(target, GymnasiumSpec) or callable(target)):
+        raise UsageError(
+            f"{', '.join(images or {})}: for an id, a class or a function, which {name!r} is not. Give them "
+            "where objects are made: create_envs(name, n, resize=84)."
+        )
+    return EnvSpec(target, name, parameters, path=path, images=settings, **options)
 
 
 def _unfold(
@@ -206,21 +215,6 @@ def native(name: str, **arguments: Any) -> Any:
     return environment
 
 
-def _check_frames(name: str, parameters: dict[str, Any]) -> None:
-    """Check `preprocess` and `max_frame`, and drop them from the arguments if there is no preprocessing."""
-    preprocess = parameters.get("preprocess", False)
-    if not isinstance(preprocess, bool):
-        raise value_error("preprocess", "True or False", preprocess)
-    if parameters.get("max_frame") and not preprocess:
-        raise SpecError(
-            f"max_frame is a part of preprocessing. Received: max_frame={parameters['max_frame']!r} without "
-            f"preprocess, for {name!r}. Add preprocess=True."
-        )
-    if not preprocess:
-        parameters.pop("preprocess", None)
-        parameters.pop("max_frame", None)
-
-
 def _looks_importable(name: str) -> bool:
     """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
     module, _, last = name.replace(":", ".").rpartition(".")
@@ -236,7 +230,7 @@ def _unknown(name: str) -> SpecError:
     )
     if close:
         hint = f"Did you mean {lower.get(close[0] + name.lower()[len(_base(name)) :], bases[close[0]])!r}?"
-    if (module := _registering(name)) is not None:
+    if re.search(r"-v\d+$", name) and (module := _registering(name)) is not None:
         hint = f"An installed package registers it: --env {module}:{name}"
     elif name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
@@ -244,6 +238,7 @@ def _unknown(name: str) -> SpecError:
 
 
 def _base(name: str) -> str:
+    """Return an id without its version, in small letters."""
     return re.sub(r"-v\d+$", "", name.lower())
 
 

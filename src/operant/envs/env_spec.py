@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class EnvSpec:
     reward_shaping: Shaping | None = None
     path: str = ""
     """Where a class or function is imported from, if it is."""
+    images: preprocessing.PreprocessingOptions | None = None
+    """What is done to its images; only for Gymnasium's environments that are made."""
 
     @property
     def is_object(self) -> bool:
@@ -62,8 +65,8 @@ class EnvSpec:
         if self.is_object:
             return self.target
         if isinstance(self.target, GymnasiumSpec):
-            if preprocessing.is_asked(self.arguments):
-                return preprocessing.make(self.target, self.arguments)
+            if self.images is not None:
+                return preprocessing.make(self.target, self.arguments, self.images)
             return adapter.make(self.target, self.arguments)
         if isinstance(self.target, str):
             return ids.make(self.target, **self.arguments)
@@ -74,13 +77,25 @@ class EnvSpec:
             raise SpecError(
                 f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {kind}.{lacking(environment)}"
             )
-        return environment
+        if self.images is None:
+            return environment
+        if not adapter.is_single(environment):
+            raise SpecError(
+                f"resize, gray, frame_stack and frame_skip are for one environment of Gymnasium. Received: "
+                f"{type(environment).__name__}. Show smaller images there."
+            )
+        return preprocessing.PreprocessingWrapper(environment, self.images)
 
     def own_limit(self) -> int | None:
         """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
         if not isinstance(self.target, GymnasiumSpec) or self.target.max_episode_steps is None:
             return None
-        return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
+        return math.ceil(self.target.max_episode_steps / (self.images.frame_skip if self.images else 1))
+
+    @property
+    def preprocessed(self) -> bool:
+        """Whether it is preprocessed as games are."""
+        return self.images is not None and self.images.preprocess
 
     @property
     def is_native(self) -> bool:
@@ -154,6 +169,7 @@ class EnvSpec:
             "name": self.name,
             "arguments": dict(self.arguments),
             "limit": self.max_episode_timesteps,
+            "images": None if self.images is None else dataclasses.asdict(self.images),
         }
         if isinstance(self.target, GymnasiumSpec):
             data["spec"] = _spec_data(self.target)
@@ -184,7 +200,8 @@ class EnvSpec:
             target: Any = GymnasiumSpec(**data["spec"], additional_wrappers=wrappers)
         else:
             target = data["id"] if "id" in data else import_object(data["path"], "environment")
-        return cls(target, data["name"], data["arguments"], data["limit"])
+        images = data["images"] and preprocessing.PreprocessingOptions(**data["images"])
+        return cls(target, data["name"], data["arguments"], data["limit"], images=images)
 
 
 def _spec_data(spec: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.random_streams import Purpose, derived_seed
-from operant.spec.run import ENVIRONMENTS, argument_faults
+from operant.spec.run import ENVIRONMENTS, IMAGES, argument_faults, images
 from operant.spec.spaces import Spaces
 from operant.tracking.runs import read_run
 
@@ -52,6 +52,16 @@ class PlayConfig(Config):
         False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
     )
     max_frame: bool = option(False, "If specified, max & skip will be applied during preprocessing")
+    resize: int | tuple[int, ...] | None = option(
+        None, "Height and width of images, or one number for both (default: the run's)"
+    )
+    gray: bool = option(False, "If specified, images are made gray")
+    frame_stack: int | None = option(
+        None, "Number of successive images in an observation (default: the run's)", low=1
+    )
+    frame_skip: int | None = option(
+        None, "Number of frames for which each action is repeated (default: the run's)", low=1
+    )
     action_idx: int = option(
         0, "Index of action output by agent.model: 0 the best, 1 one drawn from the policy", low=0, high=1
     )
@@ -356,14 +366,14 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
     from operant.envs.vector import create
 
     name = config.env if source is None else source
-    flags = {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    shown_as = images(config)
     limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
         record = read_run(file)
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
-            flags = {key: value or bool(saved.get(key, False)) for key, value in flags.items()}
+            shown_as = {**{key: saved[key] for key in IMAGES if saved.get(key)}, **shown_as}
             lives = bool(saved.get("episodic_life", lives))
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
@@ -387,13 +397,11 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
         raise SpecError(f"env must be given: an environment id such as CartPole-v1 (--env, env=).{why}")
     if config.watched and resolve(name).is_native:
         name = _counterpart(name)
-    arguments: dict[str, Any] = {key: True for key, value in flags.items() if value}
-    if config.watched:
-        arguments["render_mode"] = "rgb_array"
+    arguments: dict[str, Any] = {"render_mode": "rgb_array"} if config.watched else {}
     mode: Any = "in-process" if config.watched else "auto"
     kwargs = plain(config.env_kwargs or {})
     make = functools.partial(
-        create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=kwargs
+        create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=kwargs, images=shown_as
     )
     try:
         env = make(**arguments)

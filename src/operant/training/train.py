@@ -244,6 +244,7 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         for text in (
             _greeting(definition.name, run, environments, directory),
             *_presets(plan, run.env),
+            *environments.remarks,
             *definition.remarks(training.own_steps),
         ):
             training.loggers.message(text)

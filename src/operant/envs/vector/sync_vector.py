@@ -181,7 +181,7 @@ class SyncVectorEnv(VectorEnv):
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
         games = [within(getattr(env, "env", None)) for env in self.envs]
-        self.preprocessed = None not in games
+        self.preprocessed = all(game is not None and game.settings.preprocess for game in games)
         self.has_lives = any(game.has_lives for game in games if game is not None)
         self._infos = InfoCollector(info_keywords, self.num_envs)
 

@@ -54,7 +54,7 @@ from operant.execution.trainers.inputs import (
 )
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import default, options, plain
-from operant.spec.run import RunConfig, located
+from operant.spec.run import IMAGES, RunConfig, located
 from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
@@ -317,7 +317,8 @@ class Trainer:
         training.loggers = create_loggers(directory, run, training)
         try:
             with training.loggers:
-                for text in self.session.definition.remarks(training.own_steps):
+                remarks = self.session.definition.remarks(training.own_steps)
+                for text in (*self.session.environments.remarks, *remarks):
                     training.loggers.message(text)
                 with evaluating([training], self.session.learner, self._evaluating):
                     outcome = training.loop() if self.trial is None else self._train_trial(training)
@@ -425,7 +426,7 @@ class Trainer:
             SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
             SpaceError: it has other states or actions than those that train.
         """
-        shared = ("env", "env_kwargs", "seed", "preprocess", "max_frame", "max_episode_timesteps")
+        shared = ("env", "env_kwargs", "seed", "max_episode_timesteps", *IMAGES)
         config = PlayConfig.from_dict(
             {
                 **{name: getattr(self.run, name) for name in shared},
