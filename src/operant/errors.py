@@ -178,11 +178,10 @@ def told(error: BaseException, how: str = "") -> str:
     The place is the innermost one outside operant and installed packages, if there is one; else the innermost
     one outside operant. What misses a display is told how to do without one.
     """
-    text = text_of(error).strip().rstrip(".")
-    said = f"raised {type(error).__name__}{f' {how}' if how else ''}{f': {text}' if text else ''}"
+    kind, text = type(error).__name__, text_of(error).strip().rstrip(".")
+    said = f"raised {kind}{f' {how}' if how else ''}{f': {text}' if text else ''}{raised_at(error)}"
     dark = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    shows = dark and _SHOWING.search(f"{type(error).__name__} {text}")
-    return f"{said}{raised_at(error)}{NO_DISPLAY if shows else ''}"
+    return said + NO_DISPLAY if dark and _SHOWING.search(f"{kind} {text}") else said
 
 
 def text_of(error: BaseException) -> str:
@@ -204,11 +203,8 @@ def raised_at(error: BaseException) -> str:
 
     standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
     package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((package, "<frozen"))
-    ]
+    found = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in found if not frame.filename.startswith((package, "<frozen"))]
     own = [f for f in frames if not (f.filename.startswith(standard) or "-packages" in f.filename)]
     if not frames:
         return ""

@@ -278,7 +278,7 @@ def test_preprocess_names_what_other_images_take():
         with pytest.raises(
             SpecError,
             match=r"Cannot use --preprocess for non-atari environment Seen-v0, with input "
-            r"shape {'screen': \(6, 4, 3\), .*Its images take --resize 84 --gray",
+            r"shape {'screen': \(6, 4, 3\), .*Its images take --resize 84, --gray",
         ):
             create.create("Seen-v0", preprocess=True)
         run = RunConfig.from_dict({"env": "Seen-v0", "max_steps": 1, "resize": 2, "preprocess": True})
@@ -287,7 +287,7 @@ def test_preprocess_names_what_other_images_take():
     assert images_of(run) == {"preprocess": True, "resize": 2}
     jax_native = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "resize": 2})
     with pytest.raises(
-        SpecError, match="resize: for environments of Gymnasium, and 'jax:CartPole-v1' is JAX-native"
+        SpecError, match="resize: for environments of Gymnasium, not JAX-native ones as 'jax:CartPole-v1' is"
     ):
         make_environments(jax_native)
     with pytest.raises(SpecError, match="gray is for an id. Preprocess objects where they are made"):

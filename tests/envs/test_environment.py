@@ -215,7 +215,7 @@ def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
         ("cartpol-V0", r"Did you mean 'CartPole-v0'\?"),
         (
             "zzzzzz",
-            "`operant list` shows what there is; ids of other packages are given with them: --env pack",
+            "`operant list` shows what there is; for an id of another package, --env package:Id-v0",
         ),
         ("FlappyBird-v0", "`operant list` shows what there is"),  # and no guess
         ("Hopper-v2", "Environment 'Hopper-v2' misses a package: .*gymnasium-robotics"),

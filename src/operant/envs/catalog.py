@@ -225,9 +225,7 @@ def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
     bases, lower = {_base(id): id for id in names}, {id.lower(): id for id in names}
     close = difflib.get_close_matches(_base(name), bases, n=1, cutoff=0.75)
-    hint = (
-        "`operant list` shows what there is; ids of other packages are given with them: --env package:Id-v0."
-    )
+    hint = "`operant list` shows what there is; for an id of another package, --env package:Id-v0."
     if close:
         hint = f"Did you mean {lower.get(close[0] + name.lower()[len(_base(name)) :], bases[close[0]])!r}?"
     if re.search(r"-v\d+$", name) and (module := _registering(name)) is not None:

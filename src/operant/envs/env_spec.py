@@ -284,15 +284,9 @@ def lacking(value: Any) -> str:
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):
         return " It has a space of Gymnasium: derive its class from gymnasium.Env."
-    if (
-        hasattr(value, "action_space")
-        and hasattr(value, "observation_space")
-        and not hasattr(value, "spaces")
-    ):
-        return (
-            " It is not of Gymnasium but of another, perhaps older, interface: wrap it in a gymnasium.Env, as "
-            "docs/environments.md shows."
-        )
+    if hasattr(value, "action_space") and not hasattr(value, "spaces"):
+        other = "It is not of Gymnasium but of another, perhaps older, interface"
+        return f" {other}: wrap it in a gymnasium.Env, as docs/environments.md shows."
     lacks = []
     for name in _NATIVE:
         try:

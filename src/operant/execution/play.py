@@ -52,16 +52,10 @@ class PlayConfig(Config):
         False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
     )
     max_frame: bool = option(False, "If specified, max & skip will be applied during preprocessing")
-    resize: int | tuple[int, ...] | None = option(
-        None, "Height and width of images, or one number for both (default: the run's)"
-    )
+    resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
     gray: bool = option(False, "If specified, images are made gray")
-    frame_stack: int | None = option(
-        None, "Number of successive images in an observation (default: the run's)", low=1
-    )
-    frame_skip: int | None = option(
-        None, "Number of frames for which each action is repeated (default: the run's)", low=1
-    )
+    frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
+    frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     action_idx: int = option(
         0, "Index of action output by agent.model: 0 the best, 1 one drawn from the policy", low=0, high=1
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from operant.errors import SpecError, as_folder, value_error, working_directory
 from operant.spec import Config, default, option
-
-ConfigT = TypeVar("ConfigT", bound=Config)
 
 PROCESSES = ("coordinator", "n_processes", "process_id")
 """Options of a run that say which processes train together this time."""
@@ -94,17 +92,10 @@ class RunConfig(Config):
         "If specified, max & skip will be applied during preprocessing:\nmaximum of the last two frames",
         search="categorical",
     )
-    resize: int | tuple[int, ...] | None = option(
-        None,
-        "Height and width of images, or one number for both (default: as they are; with --preprocess 84)",
-    )
+    resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
     gray: bool = option(False, "If specified, images are made gray (those of --preprocess always are)")
-    frame_stack: int | None = option(
-        None, "Number of successive images in an observation (default: 1; with --preprocess 4)", low=1
-    )
-    frame_skip: int | None = option(
-        None, "Number of frames for which each action is repeated (default: 1; with --preprocess 4)", low=1
-    )
+    frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
+    frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     clip_rewards: bool = option(
         True, "For preprocessed games: learn from the sign of rewards; scores are reported unclipped"
     )
@@ -266,7 +257,7 @@ def images(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in IMAGES if getattr(config, name) != default(kind, name)}
 
 
-def without_images(config: ConfigT) -> ConfigT:
+def without_images(config: Any) -> Any:
     """Return the options of a run, or of playing, with images left as they are."""
     return config.replace(**{name: default(type(config), name) for name in IMAGES})
 

@@ -115,14 +115,11 @@ def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
         )
     native = envs if is_native(envs) else catalog.native(run.env, **arguments) if envs is None else None
     if native is not None:
-        shapes = [leaf.shape for leaf in native.spaces.states.components.values()]
         if run.preprocess:
+            shapes = [leaf.shape for leaf in native.spaces.states.components.values()]
             raise preprocessing.refusal(run.env, shapes)
-        if run_images:
-            raise SpecError(
-                f"{', '.join(run_images)}: for environments of Gymnasium, and {run.env!r} is JAX-native. Leave "
-                "them out, and make its images smaller there."
-            )
+        for name in run_images:
+            raise SpecError(f"{name}: for environments of Gymnasium, not JAX-native ones as {run.env!r} is.")
         if run.info_keywords:
             raise infos.refusal(run.info_keywords, run.env)
         from operant.envs.native.native_env import TimeLimit

@@ -25,10 +25,6 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from operant.envs.gymnasium import adapter as adapter
 from operant.errors import SpecError, suggest, value_error, whole
 
-_OTHERS = (
-    "--resize 84 --gray --frame-stack 4 --frame-skip 4 (in a program resize=84, gray=True, frame_stack=4, "
-    "frame_skip=4)"
-)
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """Weights of red, green and blue in a grey level (ITU-R BT.601), which ALE's own grey palette has too."""
 
@@ -169,7 +165,8 @@ class PreprocessingWrapper(gymnasium.Wrapper):
         if settings.preprocess and "" not in images:
             shape = space.shape or {key: part.shape for key, part in getattr(space, "spaces", {}).items()}
             error = refusal(name, shape)
-            raise SpecError(f"{error} Its images take {_OTHERS}.") if images else error
+            take = "--resize 84, --gray, --frame-stack 4 and --frame-skip 4 (resize=84, gray=True, ...)"
+            raise SpecError(f"{error} Its images take {take}.") if images else error
         if not images and (settings.resize or settings.gray or settings.frame_stack > 1):
             raise SpecError(
                 f"resize, gray and frame_stack are for images: uint8 (height, width, 3 or 1), by itself or in a "
