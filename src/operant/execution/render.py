@@ -20,7 +20,7 @@ import numpy as np
 
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
-from operant.errors import EnvironmentError, SpecError, UsageError, as_folder, told
+from operant.errors import EnvError, SpecError, UsageError, as_folder, told
 
 
 class Output(Protocol):
@@ -295,7 +295,7 @@ def _drawn(env: Any) -> Any:
     except Exception as error:
         if _mujoco(env) is None:
             name = type(getattr(env, "unwrapped", env)).__name__
-            raise EnvironmentError(f"{name!r} {told(error, 'in render')}") from error
+            raise EnvError(f"{name!r} {told(error, 'in render')}") from error
         raise UsageError(
             f"The environment cannot be drawn: {error}. Without a display, set the environment variable "
             "MUJOCO_GL=egl."
