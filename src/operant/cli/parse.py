@@ -311,8 +311,9 @@ def _add(
     if _is_switch(hint):
         action = "store_true" if value is False else argparse.BooleanOptionalAction
         return parser.add_argument(*words, dest=name, action=action)
-    if typing.get_origin(hint) is tuple:
-        return parser.add_argument(*words, dest=name, nargs="+")
+    if lists := [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is tuple]:
+        read = _reader(name, int) if int in typing.get_args(lists[0]) else str
+        return parser.add_argument(*words, dest=name, nargs="+", type=read)
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
         return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
     return parser.add_argument(*words, dest=name, type=_reader(name, hint))

@@ -18,6 +18,8 @@ MONITORING = ("plateau_reduce_factor", "plateau_reduce_patience", "early_stop_pa
 """Options of a run that have no effect unless `divergence_monitoring_steps` is given."""
 GAMES = ("clip_rewards", "episodic_life")
 """Options of a run that have no effect unless games are preprocessed."""
+IMAGES = ("preprocess", "max_frame", "resize", "gray", "frame_stack", "frame_skip")
+"""Options of a run, and of playing, that say what is done to images."""
 ENVIRONMENTS = "Arguments of the environment itself: NAME=VALUE ..., or a JSON object"
 """Help of `env_kwargs`."""
 _WATCH = "Watch a policy with `operant play`: --render, --video-dir, --frame-dir."
@@ -101,6 +103,10 @@ class RunConfig(Config):
         "With preprocess: take the maximum of the last two frames of every four",
         search="categorical",
     )
+    resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
+    gray: bool = option(False, "If specified, images are made gray (those of --preprocess always are)")
+    frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
+    frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     clip_rewards: bool = option(
         True, "For preprocessed games: learn from the sign of rewards; scores are reported unclipped"
     )
@@ -262,6 +268,17 @@ class RunConfig(Config):
                         "without divergence_monitoring_steps. Add --divergence-monitoring-steps (0: from the "
                         "beginning)."
                     )
+
+
+def images(config: Config) -> dict[str, Any]:
+    """Return the options of a config that say what is done to images, as far as they are given."""
+    kind = type(config)
+    return {name: getattr(config, name) for name in IMAGES if getattr(config, name) != default(kind, name)}
+
+
+def without_images(config: Any) -> Any:
+    """Return the options of a run, or of playing, with images left as they are."""
+    return config.replace(**{name: default(type(config), name) for name in IMAGES})
 
 
 def located(run: RunConfig) -> RunConfig:

@@ -37,6 +37,7 @@ from operant.training.run_dir import (
     claimed,
     describe,
     describe_resume,
+    emptied_if,
     held,
     history_held,
     runs_within,
@@ -244,6 +245,7 @@ def _prepared(
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             describe_resume(directory, training, run, command, changed)
         else:
+            stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         training.loggers = create_loggers(directory, run, training, plan.resume is not None, own)
@@ -251,6 +253,7 @@ def _prepared(
         for text in (
             _greeting(definition.name, run, environments, directory),
             *_presets(plan, run.env),
+            *environments.remarks,
             *definition.remarks(training.own_steps),
         ):
             training.loggers.message(text)
