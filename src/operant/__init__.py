@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from operant.execution.agent import Agent as Agent
     from operant.execution.export.exported_policy import load_policy as load_policy
     from operant.execution.runner.runner import Runner as Runner
+    from operant.execution.trainers.import_paths import get_logger as get_logger
     from operant.execution.trainers.inputs import create_envs as create_envs
     from operant.nn.cfg import ModelReader as ModelReader
 
@@ -43,11 +44,13 @@ _PUBLIC = {
     "OperantError": "operant.errors",
     "Runner": "operant.execution.runner.runner",
     "create_envs": "operant.execution.trainers.inputs",
+    "get_logger": "operant.execution.trainers.import_paths",
     "load_policy": "operant.execution.export.exported_policy",
 }
 _MODULES = {
     "agents": "operant.agents",  # operant.agents['ppo'] describes an agent
     "datasets": "operant.execution.datasets",
+    "keras": "operant.keras",  # Keras on JAX
 }
 
 

@@ -114,8 +114,6 @@ NETWORK_LIBRARIES = {
 """Packages whose networks look like functions, and cannot be used."""
 NETWORK_KEYS = {"pi", "vf", "qf"}
 """Keys under which the widths of policy and value networks come in one dict."""
-SAVED_MODEL = ("saved-model", "saved_model")
-"""Names of the format that only TensorFlow writes."""
 
 
 def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:

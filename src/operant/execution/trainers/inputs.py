@@ -54,7 +54,23 @@ def create_envs(
         return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
     source = catalog.resolve(env_name, arguments=kwargs)
     limit, envs = source.own_limit(), [source.make() for _ in range(n)]
-    return envs if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in envs]
+    envs = envs if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in envs]
+    for env in envs:
+        if type(env.action_space) is gymnasium.spaces.Box:
+            env.action_space.__class__ = ContinuousActions
+    return envs
+
+
+class ContinuousActions(gymnasium.spaces.Box):
+    """A `Box` that says what to use in place of a discrete space's `n`."""
+
+    @property
+    def n(self) -> int:
+        """Raise an AttributeError, as a `Box` does."""
+        raise AttributeError(
+            "Continuous actions have no n. Use action_space.shape[0], and for observations that are vectors "
+            "a model file such as operant.agents['a2c']['model']['ann'][0]."
+        )
 
 
 def is_id(envs: Any) -> bool:
