@@ -31,7 +31,7 @@ class SpaceError(OperantError, ValueError):
     """A state or action does not fit its space, or an agent cannot serve the space."""
 
 
-class EnvironmentError(OperantError, RuntimeError):
+class EnvError(OperantError, RuntimeError):
     """An environment broke its contract."""
 
 

@@ -22,7 +22,7 @@ from operant import ModelReader, checkpoint
 from operant.agents.table import AGENTS, config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.vector import create
-from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvError, MismatchError, SpecError, UsageError
 from operant.execution.trainers.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
 from operant.execution.trainers.inputs import create_envs
 from operant.execution.trainers.trainer import CLASSES, trainer
@@ -646,7 +646,7 @@ def test_a_checkpoint_without_memory_empties_that_of_the_object(tmp_path):
 def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     env = Breaks(gymnasium.make("CartPole-v1"))
     agent = operant.PPO([env], NET, run_dir=str(tmp_path), **SMALL)
-    with pytest.raises(EnvironmentError, match="out of order"):
+    with pytest.raises(EnvError, match="out of order"):
         agent.fit(max_steps=5000)
     header = checkpoint.read_header(checkpoint.latest(tmp_path / "checkpoints"))
     assert 500 < header["training"]["step"] <= 700

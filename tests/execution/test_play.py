@@ -16,7 +16,7 @@ import pytest
 
 import operant
 from operant.cli import main
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
 from operant.execution.render import Pictures, RenderWrapper, Video, Window
 from operant.execution.trainers.inputs import create_envs
@@ -319,12 +319,12 @@ class Draws(gymnasium.Env):
         (lambda t: [], SpecError, r"Received: list\. Make it with render_mode='rgb_array'"),
         (
             lambda t: [][t],
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line ",
         ),
         (
             lambda t: gymnasium.Env.render(None),
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line ",
         ),
     ],

@@ -20,7 +20,7 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.native.classic import CartPole
-from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvError, SpaceError, SpecError, UsageError
 from operant.execution.play import PlayConfig, play
 from operant.execution.trainers.inputs import create_envs
 from operant.spec.run import RunConfig
@@ -424,7 +424,7 @@ def test_what_was_learnt_is_told_where_an_evaluation_fails():
         [Games(), Games()], NET, eval_envs=[Failing()], eval_frequency=100, run_dir="run", **SMALL
     )
     began = time.perf_counter()
-    with pytest.raises(EnvironmentError, match="no"):
+    with pytest.raises(EnvError, match="no"):
         agent.fit(max_steps=300)
     assert (
         0 < agent.elapsed < time.perf_counter() - began - 0.5

@@ -21,7 +21,7 @@ import numpy as np
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
-from operant.errors import EnvironmentError, SpecError, UsageError, as_folder
+from operant.errors import EnvError, SpecError, UsageError, as_folder
 
 
 class Output(Protocol):
@@ -296,7 +296,7 @@ def _drawn(env: Any) -> Any:
     except Exception as error:
         if _mujoco(env) is None:
             name, text = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
-            raise EnvironmentError(
+            raise EnvError(
                 f"{name!r} raised {type(error).__name__} in render{text}{raised_at(error)}"
             ) from error
         raise UsageError(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvironmentError, UsageError, shown
+from operant.errors import EnvError, UsageError, shown
 from operant.spec import plain
 from operant.spec.run import TOGETHER, RunConfig, located
 from operant.tracking import LoggerGroup, interval
@@ -191,7 +191,7 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
                     wanted[i] -= count
                 for i in tuple(wanted):
                     if (fault := runner.faults[i]) is not None:
-                        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
+                        raise EnvError(f"Seed {trainings[i].run.seed}: {fault}")
                     if not wanted[i]:
                         taken, finished[i] = finished[i], []
                         go_on(i, trainings[i].take(taken))

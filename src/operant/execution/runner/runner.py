@@ -173,7 +173,7 @@ class Runner(RunStatistics):
         Raises:
             UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
-            EnvironmentError: an environment failed.
+            EnvError: an environment failed.
             SystemExit: the process was asked to terminate (SIGTERM, or SIGHUP of a closed terminal) and had
                 no handler of its own: the run has ended as if a callback had ended it. The status is 143
                 (129).
