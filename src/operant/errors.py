@@ -135,8 +135,6 @@ NO_DISPLAY = (
 )
 """The remedy where something looks for a display in vain."""
 _SHOWING = re.compile("display|gladload|glfw|glew|opengl|x server", re.IGNORECASE)
-SAVED_MODEL = ("saved-model", "saved_model")
-"""Names of the format that only TensorFlow writes."""
 
 
 def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 from operant.agents.table import AGENTS, ALIASES, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted, shown, suggest
-from operant.execution.export import FORMATS
+from operant.execution.export import READ
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
 from operant.spec.run import ProcessConfig
 from operant.tracking.console import wait
 
-POLICIES = tuple(FORMATS.values())
+POLICIES = tuple(READ.values())
 
 
 def run(arguments: list[str]) -> int:

@@ -58,10 +58,8 @@ def keras() -> Any:
     backend = module.backend.backend()
     if backend != "jax":
         raise BackendError(
-            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend, "
-            "which cannot be "
-            "changed afterwards. Set the environment variable KERAS_BACKEND=jax before Python starts, or put "
-            "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
+            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend. Put "
+            "`import operant` above the first `import keras`, or set KERAS_BACKEND=jax before Python starts."
         )
     return module
 

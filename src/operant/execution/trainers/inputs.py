@@ -62,7 +62,23 @@ def create_envs(
 
     given = {"resize": resize, "gray": gray or None, "frame_stack": frame_stack, "frame_skip": frame_skip}
     kwargs |= {name: value for name, value in given.items() if value is not None}
-    return [preprocessed(env_name, max_frame, bool(preprocess), **kwargs) for _ in range(n)]
+    envs = [preprocessed(env_name, max_frame, bool(preprocess), **kwargs) for _ in range(n)]
+    for env in envs:
+        if type(env.action_space) is gymnasium.spaces.Box:
+            env.action_space.__class__ = ContinuousActions
+    return envs
+
+
+class ContinuousActions(gymnasium.spaces.Box):
+    """A `Box` that says what to use in place of a discrete space's `n`."""
+
+    @property
+    def n(self) -> int:
+        """Raise an AttributeError, as a `Box` does."""
+        raise AttributeError(
+            "Continuous actions have no n. Use action_space.shape[0], and for observations that are vectors "
+            "a model file such as operant.agents['a2c']['model']['ann'][0]."
+        )
 
 
 def is_id(envs: Any) -> bool:
