@@ -103,7 +103,7 @@ def test_the_record_of_a_run_is_a_file_of_options(planned):
         ("a.json", '{"agent": "ppo",\n"max-steps": "x"}', "a.json, line 2: max_steps must be a whole number."),
         ("a.json", '{"agent": "ppo", "max_steps": [1]}', "a.json, line 1: max_steps must be a whole number."),
         ("a.json", '{"env":\n}', "The run file 'a.json' is not JSON: Expecting value (line 2)."),
-        ("a.yaml", "", "config must be a file that ends with .toml or .json, or a run's run.json. Received: config='a.yaml'."),
+        ("a.yaml", "", "--config must be a file that ends with .toml or .json, or a run's run.json."),
         ("none.toml", None, "The run file 'none.toml' does not exist."),
     ],
 )  # fmt: skip
@@ -120,10 +120,10 @@ def test_options_that_exclude_one_another_or_cannot_be_written(tmp_path, monkeyp
     Path("a.toml").write_text('agent = "ppo"\nenv = "CartPole-v1"\nmax_steps = 9\n')
     for arguments, message in (
         (["--resume", "x"], "--config begins a run, --resume continues one."),
-        (["--save-config", "x.yml"], "save_config must be a file that ends with .toml or .json."),
+        (["--save-config", "x.yml"], "--save-config must be a file that ends with .toml or .json."),
         (
             ["--save-config", "x.toml", "--model", '[{"a": null}]'],
-            "model holds null, for which TOML has no word.",
+            "--model holds null, for which TOML has no word.",
         ),
     ):
         assert main(["train", "--config", "a.toml", *arguments]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from operant.agents.table import AGENTS, ALIASES, EXAMPLE, entry
 from operant.cli.tables import flag, switched
 from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
+from operant.spec.program_cache import VARIABLE
 from operant.spec.run import RunConfig
 
 NAMES_OF_AGENTS = {*AGENTS, *ALIASES}
@@ -105,7 +107,7 @@ def parse(
     several: bool = False,
     positional: str | None = None,
 ) -> dict[str, Any]:
-    """Return the options that were given, by name.
+    """Return the options that were given, by name; that of `ProcessConfig` is put into effect here.
 
     A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the
     option's type; a number with a schedule is written `linear:START:END:STEPS`, structured values as JSON,
@@ -148,7 +150,10 @@ def parse(
         named = getattr(namespace, name, None)
         for each in named if isinstance(named, list) else (named,):
             search_here(each)
-    return vars(namespace)
+    values = vars(namespace)
+    if not values.pop("compilation_cache", True):
+        os.environ[VARIABLE] = "0"  # of processes that this one starts, too
+    return values
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
@@ -243,12 +248,20 @@ def _stray(
 
 def readable(text: str) -> str:
     """Return a message as a person at a terminal reads it: options by their flags, lines in its width."""
+    if not re.match(r"operant: .+, line \d+: ", text):  # in a file options have no dashes
+        text = _by_flags(text)
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size((80, 24)).columns
+    how: Any = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    return "\n".join(textwrap.fill(line, width, **how) for line in text.split("\n"))
+
+
+def _by_flags(text: str) -> str:
     kinds, names = [Config], dict[str, bool]()
     for kind in kinds:  # those that were loaded, as far as this command needs any
         kinds += kind.__subclasses__()
         names |= {name: switched(kind, name) for name in options(kind)} if kind is not Config else {}
-    several = "|".join(name for name in names if "_" in name)
-    text = re.sub(rf" \((?:{'|'.join(names)})=[^()]*\)", "", text)  # beside a flag, for programs
 
     def given(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -257,22 +270,16 @@ def readable(text: str) -> str:
             return f"--no-{flag(name)[2:]}" if value == "False" and names[name] else on
         return f"no {flag(name)}" if value == "None" else f"{flag(name)} {value}"
 
-    begins, each = r"(?:(?<=^)|(?<=operant: ))", "|".join(names)
-    value = r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
-    text = re.sub(
-        rf"(?:{begins}|(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))({each})={value}", given, text,
-        flags=re.MULTILINE,
-    )  # fmt: skip
-    text = re.sub(
-        rf"{begins}({each})(?= (?:must|is|needs|has) )", lambda match: flag(match[1]), text,
-        flags=re.MULTILINE,
-    )  # fmt: skip
-    text = re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", lambda match: flag(match[1]), text)
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size((80, 24)).columns
-    how: Any = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
-    return "\n".join(textwrap.fill(line, width, **how) for line in text.split("\n"))
+    def named(match: re.Match[str]) -> str:
+        return flag(match[1])
+
+    each, several = "|".join(names), "|".join(name for name in names if "_" in name)
+    begins, value = r"(?:(?<=^)|(?<=operant: ))", r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
+    within = r"(?:(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))"
+    text = re.sub(rf" \((?:{each})=[^()]*\)", "", text)  # beside a flag, for programs
+    text = re.sub(rf"(?m)(?:{begins}|{within})({each})={value}", given, text)
+    text = re.sub(rf"(?m){begins}({each})(?= (?:must|is|needs|has) )", named, text)
+    return re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", named, text)
 
 
 def add_flags(
@@ -306,8 +313,9 @@ def _add(
     if _is_switch(hint):
         action = "store_true" if value is False else argparse.BooleanOptionalAction
         return parser.add_argument(*words, dest=name, action=action)
-    if typing.get_origin(hint) is tuple:
-        return parser.add_argument(*words, dest=name, nargs="+")
+    if lists := [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is tuple]:
+        read = _reader(name, int) if int in typing.get_args(lists[0]) else str
+        return parser.add_argument(*words, dest=name, nargs="+", type=read)
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
         return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
     return parser.add_argument(*words, dest=name, type=_reader(name, hint))
