@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from operant import agents as agents
-from operant import keras as keras
 from operant.envs import Environment as Environment
 from operant.errors import OperantError as OperantError
 from operant.execution import datasets as datasets
@@ -19,6 +18,7 @@ from operant.nn.cfg import ModelReader as ModelReader
 from operant.spec import Schedule
 
 __version__: str
+keras: Any
 Number: TypeAlias = float | str | Mapping[str, Any] | Schedule
 
 class A2C(Trainer):

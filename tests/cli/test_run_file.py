@@ -123,7 +123,7 @@ def test_options_that_exclude_one_another_or_cannot_be_written(tmp_path, monkeyp
         (["--save-config", "x.yml"], "--save-config must be a file that ends with .toml or .json."),
         (
             ["--save-config", "x.toml", "--model", '[{"a": null}]'],
-            "--model holds null, for which TOML has no word.",
+            "model holds null, for which TOML has no word.",
         ),
     ):
         assert main(["train", "--config", "a.toml", *arguments]) == 2

@@ -62,7 +62,11 @@ def test_a_signature_shows_the_hyperparameters(name):
 
 def test_types_of_public_names_are_those_of_the_stub():
     stub = (ROOT / "src" / "operant" / "__init__.pyi").read_text(encoding="utf-8")
-    assert all(f" as {name}\n" in stub or f"class {name}(" in stub for name in dir(operant) if name[0] != "_")
+    assert all(
+        f" as {name}\n" in stub or f"class {name}(" in stub or f"\n{name}: " in stub
+        for name in dir(operant)
+        if name[0] != "_"
+    )
 
 
 def test_a_class_says_how_far_it_is_evaluates_and_gives_what_it_holds(tmp_path):
