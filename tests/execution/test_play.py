@@ -17,7 +17,7 @@ import pytest
 import operant
 from operant.cli import main
 from operant.envs.vector.create import create
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
 from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner
 from operant.execution.trainers.inputs import create_envs
@@ -341,12 +341,12 @@ class Draws(gymnasium.Env):
         (lambda t: [], SpecError, r"Received: list\. Make it with render_mode='rgb_array'"),
         (
             lambda t: [][t],
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line ",
         ),
         (
             lambda t: gymnasium.Env.render(None),
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line ",
         ),
     ],
@@ -454,7 +454,7 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     again = agent.play(frame_dir=str(tmp_path / "f"), frame_frequency=2, episodes=2)
     assert {file.parent.name for file in again.files} == {"episode-002", "episode-003"}
     assert all(file.exists() for file in [*played.files, *again.files])
-    agent.run = agent.run.replace(max_episode_timesteps=4)
+    agent.run_config = agent.run_config.replace(max_episode_timesteps=4)
     assert agent.play(episodes=2).lengths == [4, 4]
     agent.fit(max_steps=400)
     assert (np.diff(read_history(history)["step"]) >= 0).all()

@@ -26,10 +26,11 @@ from operant.errors import OperantError, SpecError, UsageError
 from operant.spec import options
 from operant.spec.run import RunConfig
 from operant.tracking import read_history, study_plots
+from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
-from operant.tuning.trial import TrialLostError, TrialProcess, numbered
+from operant.tuning.trial import TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
 TESTS = str(Path(__file__).parents[1])
@@ -376,20 +377,16 @@ def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
     from operant.tuning import trial
 
     run = {"env": "jax:CartPole-v1", "n_envs": 2, "seed": 3, "max_steps": 400, "quiet": True}
-    order = {
-        "agent": "a2c",
-        "options": {"model": [{"type": "dense", "size": 8}]},
-        "run": run,
-        "episodes": 3,
-        "seeds": 2,
-    }
+    hyper = {"model": [{"type": "dense", "size": 8}]}
+    order = {"agent": "a2c", "trials": [{"hyper": hyper, "run": run}], "episodes": 3, "seeds": 2}
     connection = Listening()
-    ended = trial._train(order, connection)
-    assert [message["step"] for message in connection.told] == list(range(20, 401, 20))
-    assert ended["value"] == connection.told[-1]["value"] and ended["kind"] == "ended"
+    trial._train(order, connection)
+    *reports, ended = connection.told
+    assert [message["step"] for message in reports] == list(range(20, 401, 20))
+    assert ended["value"] == reports[-1]["value"] and ended["kind"] == "ended"
     assert 350 < ended["step"] < 450
     with contextlib.ExitStack() as stack:
-        definition = parse_agent(order["agent"], **order["options"])
+        definition = parse_agent(order["agent"], **hyper)
         alone = []
         for seed in (3, 4):
             own = trial._seed(definition, RunConfig.from_dict({**run, "seed": seed}), 3, stack)
@@ -398,8 +395,77 @@ def test_a_trial_is_scored_by_evaluations_of_all_its_seeds():
     assert ended["value"] == pytest.approx(sum(alone) / 2) and alone[0] != alone[1]
     assert ended["seed_values"] == pytest.approx(alone)
     assert all(3 * value == round(3 * value) for value in alone)  # whole episodes
-    by_training = trial._train({**order, "episodes": None, "seeds": 1}, Listening())
-    assert by_training["value"] != ended["value"]
+    by_training = Listening()
+    trial._train({**order, "episodes": None, "seeds": 1}, by_training)
+    assert by_training.told[-1]["value"] != ended["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_trials_of_a_population_equal_those_by_themselves(agent):
+    """One of them is pruned in the middle, which changes nothing for the others."""
+    from operant.tuning import trial
+
+    class Pruning(Listening):
+        def recv_bytes(self):
+            last = self.told[-1]
+            prune = prunes and last["trial"] == 0 and last["step"] > 300
+            return b'{"prune": true}' if prune else b'{"prune": false}'
+
+    small = {"model": [{"type": "dense", "size": 8}]}
+    small |= {"n_steps": 32} if agent == "ppo" else {"buffer_max_size": 500, "buffer_initial_size": 100}
+    run = {"env": "jax:CartPole-v1", "n_envs": 4, "max_steps": 1000, "quiet": True}
+    settings = [({"lr": 1e-3}, 1), ({"lr": 1e-2}, 1), ({"lr": 1e-3, "gamma": 0.9}, 5)]
+    several = [
+        {"hyper": {"gamma": 0.99, **small, **hyper}, "run": {**run, "seed": seed}} for hyper, seed in settings
+    ]
+
+    def told(trials):
+        connection = Pruning()
+        trial._train({"agent": agent, "trials": trials, "episodes": None, "seeds": 1}, connection)
+        by_trial = [[] for _ in trials]
+        for message in connection.told:
+            message.pop("seconds", None)
+            by_trial[message.pop("trial")].append(message)
+        return by_trial
+
+    prunes = False
+    alone = [told([each])[0] for each in several]
+    prunes = True
+    first, *others = told(several)
+    assert others == alone[1:]
+    assert first[-1]["kind"] == "pruned" and first[:-1] == alone[0][: len(first) - 1]
+    assert len({own[-1]["value"] for own in alone}) > 1
+
+
+def test_populations_are_asked_for_in_native_environments(here):
+    plan = planned(env="jax:pretended", config={"n_trials": 40}, n_steps=[8, 16])
+    assert plan.at_once() == 10
+    assert planned(env="jax:pretended", agent="dqn", config={"n_trials": 40}).at_once() == 1
+    assert planned(config={"n_trials": 40}).at_once() == 1
+    config = {"n_trials": 7, "population": 5, "prune": False}
+    tuned = tune(planned(env="jax:pretended", config=config, gamma=[0.9, 0.99]))
+    assert tuned.complete == 7 and [t.state.name for t in tuned.study.trials] == ["COMPLETE"] * 7
+    values = [reward({"lr": t.params["lr"]}, {}) for t in tuned.study.trials]
+    assert [t.value for t in tuned.study.trials] == pytest.approx(values)
+    with pytest.raises(SpecError, match="population must be 1 where environments are not JAX-native.*n_jobs"):
+        planned(env="CartPole-v1", config={"population": 2})
+
+
+def test_only_numbers_differ_among_trials_of_one_program(here):
+    plan = planned(env="jax:pretended")
+    one, other = ({"lr": 1e-3, "n_steps": 8}, {"seed": 1}), ({"lr": 1, "n_steps": 8}, {"seed": 2})
+    assert plan.program(*one) == plan.program(*other)
+    for hyper, run in ({"n_steps": 9}, {}), ({"lr": "linear(1e-3, 0, 1000)"}, {}), ({}, {"n_envs": 3}):
+        assert plan.program(*one) != plan.program({**one[0], **hyper}, {**one[1], **run})
+
+
+def test_a_crash_takes_nothing_with_it_from_a_population(here):
+    tuned = tune(planned(env="jax:crash", config={"n_trials": 6, "population": 6, "prune": False}))
+    crashed = [t.number for t in tuned.study.trials if t.params["lr"] > 1e-3]
+    states = [t.state.name for t in tuned.study.trials]
+    assert 0 < len(crashed) < 6
+    assert states == ["FAIL" if number in crashed else "COMPLETE" for number in range(6)]
 
 
 class Told:
@@ -429,12 +495,15 @@ def test_a_trial_reports_only_what_all_its_seeds_have_reached():
 
     connection = Listening()
     seeds = Told(None, *[1.0] * 19), Told(None, None, *[3.0] * 18)
-    ended = trial._advance(seeds, 20, connection)
-    assert [(message["step"], message["value"]) for message in connection.told] == [
+    trial._advance([seeds], 20, connection, trial._one_after_another)
+    *reports, ended = connection.told
+    assert [(message["step"], message["value"]) for message in reports] == [
         (step, 2.0) for step in range(3, 21)
     ]
     assert (ended["kind"], ended["value"], ended["seed_values"]) == ("ended", 2.0, [1.0, 3.0])
-    failed = trial._advance((Told(*[1.0] * 20), Told(*[None] * 20)), 20, Listening())
+    connection, seeds = Listening(), (Told(*[1.0] * 20), Told(*[None] * 20))
+    trial._advance([seeds], 20, connection, trial._one_after_another)
+    [failed] = connection.told
     assert failed["kind"] == "failed" and "No episode ended within 20 steps" in failed["text"]
 
 
@@ -567,7 +636,7 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
 def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
     code = (
-        "import sys, time; from operant.envs.workers import worker; worker._ORPHAN_SECONDS = 0.0; from "
+        "import sys, time; from operant.envs.workers import worker; worker.ORPHAN_SECONDS = 0.0; from "
         "operant.tuning import trial;trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
@@ -587,7 +656,7 @@ def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start
     monkeypatch.setattr(TrialProcess, "code", code)
     process, begun = TrialProcess(silent=True), time.monotonic()
     process.send({"do": "train"})
-    with pytest.raises(TrialLostError, match="ended with exit code 3"):
+    with pytest.raises(ProcessLostError, match="ended with exit code 3"):
         process.receive()
     assert time.monotonic() - begun < 60
 
@@ -611,7 +680,7 @@ def test_a_study_that_is_ended_before_its_first_trial_is_interrupted(here, monke
 
     def lost(self):
         signal.raise_signal(signal.SIGTERM)
-        raise TrialLostError("The process of the trial was killed by signal 15.")
+        raise ProcessLostError("The process of the trial was killed by signal 15.")
 
     monkeypatch.setattr(TrialProcess, "receive", lost)
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from typing import Any
 
 from operant.agents.table import entry
 from operant.errors import OperantError, SpecError, as_folder, suggest, value_error
-from operant.spec import Config, checked, options, plain, read_json
+from operant.spec import Config, aliases, checked, options, plain, read_json
 from operant.spec.run import PROCESSES, RunnerConfig
 
 SUFFIXES = (".toml", ".json")
@@ -55,8 +55,7 @@ class RunFile:
         known = {
             word: (config, name)
             for config in configs
-            for name, meta in options(config).items()
-            for word in (name, *meta.aliases)
+            for word, name in (*((name, name) for name in options(config)), *aliases(config).items())
             if name not in ("resume", "config", "save_config")
         }
         values = {}

@@ -10,11 +10,11 @@ from operant.cli import parse, run_file, tables
 from operant.cli.run_file import RunFile
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
-from operant.spec.run import RunConfig
+from operant.spec.run import ClusterConfig, RunConfig
 from operant.tuning.study import shown
 
 
-class Extra(Config):
+class Extra(ClusterConfig):
     """Flags of the command that belong to no config of the library."""
 
     n_seeds: int = option(
@@ -44,9 +44,9 @@ class Extra(Config):
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "train")
     if parse.asks_for_help(flags):
-        print(help_text(agent))
+        print(help_text(agent, "--help-all" in flags))
         return 0
     place = parse.peek(flags, "--config")
     file = None if place is None else RunFile(place)
@@ -66,6 +66,12 @@ def run(arguments: list[str]) -> int:
     saved = values.pop("save_config", None)
     given = dict(values)
     n_seeds = values.pop("n_seeds", 1)
+    cluster = ClusterConfig.from_dict({n: values.pop(n) for n in options(ClusterConfig) if n in values})
+    if cluster.cluster is not None and n_seeds < 2:
+        raise SpecError(
+            "--cluster distributes seeds. Give --n-seeds, too. For environments on a cluster use operant run "
+            "--remote ray."
+        )
     if (storage := values.get("storage")) is not None:  # run.json is no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
     command = quoted("operant", "train", *arguments)
@@ -79,7 +85,7 @@ def run(arguments: list[str]) -> int:
     if n_seeds > 1:
         from operant.training.multi_seed import replicate
 
-        replicate(plan, n_seeds, command)
+        replicate(plan, n_seeds, command, cluster)
     else:
         from operant.training.train import train
 
@@ -166,8 +172,8 @@ def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dic
     return best.agent, settings
 
 
-def help_text(agent: str | None) -> str:
-    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+def help_text(agent: str | None, full: bool) -> str:
+    """Return usage and flags: of the command, and of the agent if one is named."""
     who = agent or "<agent>"
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
@@ -177,4 +183,4 @@ def help_text(agent: str | None) -> str:
         "operant train --config <file> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    return tables.agent_page("train", agent, usage, [RunConfig, Extra])
+    return tables.agent_page("train", agent, usage, {"Run": [RunConfig, Extra]}, full)

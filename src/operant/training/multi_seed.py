@@ -6,7 +6,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +16,15 @@ import jax.numpy as jnp
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvironmentError, UsageError, shown
+from operant.envs.remote.cluster import TaskPlacement
+from operant.errors import EnvError, UsageError, quoted, shown
 from operant.spec import plain
-from operant.spec.run import TOGETHER, RunConfig, located
+from operant.spec.run import TOGETHER, ClusterConfig, RunConfig, located
 from operant.tracking import LoggerGroup, interval
 from operant.tracking.console import say
 from operant.tracking.record import Record
 from operant.training import signals
+from operant.training.cluster_seeds import train_on_cluster
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
@@ -53,17 +55,24 @@ class MultiSeedResult(NamedTuple):
     """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
 
 
-def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) -> MultiSeedResult:
+def replicate(
+    plan: ExperimentConfig,
+    n_seeds: int,
+    command: str | None = None,
+    cluster: ClusterConfig | None = None,
+) -> MultiSeedResult:
     """Train as planned under a number of successive seeds, of which that of the plan is the first.
 
     On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with
-    its seed, on accelerators up to the rounding of sums. On others they run one after the other. Each writes
-    a folder of its own, which can be resumed, loaded, played and plotted like that of any run.
+    its seed, on accelerators up to the rounding of sums. On others they run one after the other. With a
+    `cluster` each is a task of its own there. Each writes a folder of its own, which can be resumed,
+    loaded, played and plotted like that of any run.
 
     Raises:
         OperantError: the plan cannot be carried out.
         SystemExit: the process was asked to terminate while the runs followed one another.
     """
+    placement = None if cluster is None else TaskPlacement.read(cluster)
     run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
     plan = plan._replace(run=run)
     for name in SINGLE:
@@ -79,16 +88,24 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
         # Files are read once, for all seeds.
         plan = plan._replace(agent=definition, options={})
     with claimed(run, definition.name) as directory:
-        return _replicate(plan, first, n_seeds, directory, command)
+        return _replicate(plan, first, n_seeds, directory, command, placement)
 
 
 def _replicate(
-    plan: ExperimentConfig, first: int, n_seeds: int, directory: Path, command: str | None
+    plan: ExperimentConfig,
+    first: int,
+    n_seeds: int,
+    directory: Path,
+    command: str | None,
+    placement: TaskPlacement | None,
 ) -> MultiSeedResult:
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
-    if catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
+    if placement is not None:
+        definition = parse_agent(plan.agent, **plan.options)
+        results = train_on_cluster(placement, definition, runs, command)
+    elif catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, command)
     else:
         results = []
@@ -113,11 +130,14 @@ def _farewell(
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
         agent = parse_agent(plan.agent, **plan.options).name
-        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
+        lines += [f"Continue: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
+    place = shown(directory)
+    return "\n".join(
+        [*lines, f"Everything was written to {place}", f"Plot: {quoted('operant', 'plot', place)}"]
+    )
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
@@ -166,49 +186,84 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
+    began = logged = time.perf_counter()
+
+    def ended(i: int, outcome: Outcome) -> None:
+        outcomes[i] = outcome
+        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
+
+    def failed(i: int, fault: str) -> None:
+        raise EnvError(f"Seed {trainings[i].run.seed}: {fault}")
+
+    def show() -> None:
+        nonlocal logged
+        now = time.perf_counter()
+        if now - logged >= LOG_SECONDS:
+            logged = now
+            display.record(_summary(trainings, outcomes, now - began))
+
+    try:
+        run_together(runner, dict(enumerate(trainings)), ended, failed, show)
+    finally:
+        display.close()
+    return [outcomes[i] for i in range(len(trainings))]
+
+
+def run_together(
+    runner: MultiSeedRunner,
+    trainings: Mapping[int, TrainingLoop],
+    ended: Callable[[int, Outcome], object],
+    failed: Callable[[int, str], object],
+    show: Callable[[], object] = lambda: None,
+) -> None:
+    """Train some of a runner's runs, by their number in it, until each has ended or failed.
+
+    Args:
+        runner: holds their states.
+        trainings: the loop of each.
+        ended: called with a run's number and how it ended.
+        failed: called with a run's number and what was wrong with its environments.
+        show: called after each call of the runner.
+
+    Raises:
+        Exception: what a call, or one of these functions, raised; what was learnt before is saved.
+    """
     wanted: dict[int, int] = {}  # blocks until a run looks
-    finished: dict[int, list[EpisodeResult]] = {i: [] for i in range(len(trainings))}
+    finished: dict[int, list[EpisodeResult]] = {i: [] for i in trainings}
 
     def go_on(i: int, reason: str | None) -> None:
         if reason is None:
             wanted[i] = trainings[i].blocks()
             return
         wanted.pop(i, None)
-        outcomes[i] = outcome = trainings[i].end(reason)
-        display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
+        ended(i, trainings[i].end(reason))
 
     def interrupt() -> None:
-        for training in trainings:
+        for training in trainings.values():
             training.interrupt()
 
-    began = logged = time.perf_counter()
     try:
         with signals.orderly(interrupt):
-            for i, training in enumerate(trainings):
+            for i, training in trainings.items():
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                ended = runner.advance(count, wanted)
-                for i in wanted:
-                    finished[i] += ended[i]
+                episodes = runner.advance(count, wanted)
+                for i in tuple(wanted):
+                    finished[i] += episodes[i]
                     wanted[i] -= count
                 for i in tuple(wanted):
                     if (fault := runner.faults[i]) is not None:
-                        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
-                    if not wanted[i]:
+                        failed(i, fault)
+                        del wanted[i]
+                    elif not wanted[i]:
                         taken, finished[i] = finished[i], []
                         go_on(i, trainings[i].take(taken))
-                now = time.perf_counter()
-                if now - logged >= LOG_SECONDS:
-                    logged = now
-                    display.record(_summary(trainings, outcomes, now - began))
+                show()
     except Exception:
         for i in wanted:
             trainings[i].fail([*finished[i], *runner.unreported[i]])
         raise
-    finally:
-        display.close()
-    return [outcomes[i] for i in range(len(trainings))]
 
 
 def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import secrets
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import gymnasium
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
@@ -175,8 +178,7 @@ def train(plan: ExperimentConfig, command: str | None = None, logger: Any = None
     with _prepared(plan, command, own) as (training, directory):
         outcome = training.loop()
         training.keep_unjudged()
-        agent, env = training.definition.name, training.run.env
-        training.loggers.message(_farewell(outcome, directory, resuming(directory, agent, env)))
+        training.loggers.message(_farewell(outcome, directory, training))
     return TrainingResult(outcome, directory)
 
 
@@ -405,14 +407,26 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
     return quoted(*words, *(["--env", env] if is_own(env) else []))
 
 
-def _farewell(outcome: Any, directory: Path, command: str) -> str:
-    lines = [outcome.summary]
-    if outcome.reason == "interrupted":
-        lines.append(f"Continue with: {command}")
+def _farewell(outcome: Any, directory: Path, training: TrainingLoop) -> str:
+    lines, run, place = [outcome.summary], training.run, shown(directory)
     gone = [name for name in ("run.json", f"{PREFIX}*") if not any(directory.glob(name))]
     if gone:
         lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
         lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
     else:
-        lines.append(f"Everything was written to {shown(directory)}")
+        lines.append(f"Everything was written to {place}")
+        agent, bare = training.definition.name, run.env.rpartition(":")[2]
+        named = [agent] if is_own(agent) else []
+        look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
+        own = ["--env", run.env] if is_own(run.env) else []
+        lines += [
+            f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
+            f"Plot:        {quoted('operant', 'plot', place)}",
+        ]
+        if importlib.util.find_spec("tensorboard") is not None:
+            lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
+        more = " --target-reward none" if outcome.reason == "target" else ""
+        if outcome.reason in ("target", "max_steps"):
+            more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
+        lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
     return "\n".join(lines)

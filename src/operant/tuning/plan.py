@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from operant.agents.table import config_class, entry, resolve
-from operant.errors import SpecError, as_folder
-from operant.spec import Config, option, options, plain
-from operant.spec.run import PROCESSES, RunConfig
+from operant.envs.catalog import is_own
+from operant.envs.native.ids import PREFIXES, is_native
+from operant.errors import SpecError, as_folder, value_error
+from operant.spec import option, options, plain, traced
+from operant.spec.run import PROCESSES, ClusterConfig, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
@@ -21,13 +24,14 @@ process."""
 PER_TRIAL = {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequency", "display_precision"}
 """Options of a run that are not part of the settings that a study finds."""
 
+MOST_AT_ONCE = 32
+"""Largest population by default."""
 
-class TuneConfig(Config):
+
+class TuneConfig(ClusterConfig):
     """Options of `operant tune`."""
 
-    study: str | None = option(
-        None, "Name of optuna study; an existing one is continued (default: a new one)"
-    )
+    study: str | None = option(None, "Name of the study; an existing one is continued (default: a new one)")
     storage: str | None = option(
         None,
         "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
@@ -35,7 +39,14 @@ class TuneConfig(Config):
     )
     n_trials: int = option(1, "Number of trials to run", low=1)
     n_jobs: int = option(1, "Parallel trials", low=1)
-    trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
+    population: int | None = option(
+        None,
+        "Trials that each process trains at once, by one program, in JAX-native environments: those whose "
+        "settings differ in numbers alone that it takes as arguments, such as lr (default: a quarter of the "
+        f"trials, at most {MOST_AT_ONCE}; 1 for agents with a replay memory)",
+        low=1,
+    )
+    trial_steps: int = option(500000, "Steps of a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
         "Score trials by this many whole episodes with the best actions (default: by the mean return of "
@@ -43,14 +54,14 @@ class TuneConfig(Config):
         low=1,
     )
     trial_seeds: int = option(1, "Seeds that each trial trains with; its score is their mean", low=1)
-    warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
+    warmup_trials: int = option(5, "Trials before pruning starts", low=0)
     prune: bool = option(
         True,
         "Stop trials that do worse than the median of the others at the same step (--no-prune: never)",
     )
     non_silent: bool = option(
         False,
-        "JAX, optuna and agent are silenced in trials, unless this flag is specified",
+        "Let JAX, Optuna and the agent print in trials",
     )
     plots: str | None = option(None, "Folder for the study's plots (default: studies/STUDY)")
 
@@ -73,6 +84,25 @@ class StudyPlan(NamedTuple):
         hyper = {name: value for name, value in chosen.items() if name not in known}
         run = {name: value for name, value in chosen.items() if name in known}
         return {**self.options, **hyper}, {**self.run, **run, "max_steps": self.config.trial_steps}
+
+    def at_once(self) -> int:
+        """Return how many trials Optuna is asked for at once."""
+        if self.config.population is not None:
+            return self.config.population
+        if not is_native(self.run["env"]) or "buffer_max_size" in options(config_class(self.agent)):
+            return 1
+        return min(MOST_AT_ONCE, max(1, self.config.n_trials // 4))
+
+    def program(self, hyper: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+        """Return what trials have in common that one program can train: all but numbers it takes as
+        arguments.
+        """
+        numbers = traced(config_class(self.agent))
+        same = {
+            name: "number" if name in numbers and isinstance(value, int | float) else value
+            for name, value in hyper.items()
+        }
+        return json.dumps([same, {n: v for n, v in run.items() if n not in PER_TRIAL}], sort_keys=True)
 
 
 def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> StudyPlan:
@@ -104,6 +134,13 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
                 f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, "
                 f"trial_seeds={config.trial_seeds}. Leave one of them out."
             )
+    if (config.population or 1) > 1 and not (is_native(settings.get("env")) or is_own(settings.get("env"))):
+        raise value_error(
+            "population",
+            "1 where environments are not JAX-native",
+            config.population,
+            f"Ids of JAX-native ones begin with {', '.join(PREFIXES)}. For processes at once use n_jobs.",
+        )
     fixed, ranges = split([RunConfig, config_class(agent)], settings)
     known = options(RunConfig)
     run = {name: value for name, value in fixed.items() if name in known}

@@ -12,31 +12,46 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
 from operant.tracking import Console, LoggerGroup
+from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
 from operant.tuning.plan import PER_TRIAL, StudyPlan
 from operant.tuning.ranges import corners, distributions, suggest
-from operant.tuning.trial import TAIL, TrialLostError, TrialProcess, numbered
+from operant.tuning.trial import TrialProcess, numbered
 
 if TYPE_CHECKING:
     import optuna
+
+T = TypeVar("T")
 
 WARMUP_SHARE = 0.2
 """Share of a trial before which it is not pruned: at the very beginning all settings look alike."""
 BEAT_SECONDS = 60.0
 """How often running trials are marked as alive in the storage."""
+MOST_LOST = 20
+"""How many machines a study may lose in one call."""
 STALE_SECONDS = 600.0
 """After how long without a mark a running trial counts as dead, its process or machine being gone."""
 
 
 class _TrialSlot(NamedTuple):
     trial: optuna.Trial
-    process: TrialProcess
+    order: dict[str, Any]
+    """What it trains with: hyperparameters (`hyper`) and `run`."""
     begun: float
+
+
+class _TrialGroup(NamedTuple):
+    """Trials of one process."""
+
+    process: TrialProcess
+    trials: dict[int, _TrialSlot]
+    """Those that are not over, by their place in the process's order."""
 
 
 class StudySearch:
@@ -48,9 +63,13 @@ class StudySearch:
         self.storage = storage
         self.stopped = False
         self._distributions = distributions(plan.ranges)
-        self._running: dict[Any, _TrialSlot] = {}
+        self._running: dict[Any, _TrialGroup] = {}
+        self._waiting: list[list[_TrialSlot]] = []
+        """Trials that were asked for, of which each list waits for a process."""
         self._spare: TrialProcess | None = None
         self._left = plan.config.n_trials
+        self._lost = 0
+        self._placement = TaskPlacement.read(plan.config)
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
         self.say = LoggerGroup([Console(quiet=bool(plan.run.get("quiet")))]).message
@@ -64,6 +83,8 @@ class StudySearch:
     def run(self) -> optuna.Study:
         """Try the plan, open the study, run the trials; return the study."""
         config = self.plan.config
+        if self._placement is not None:
+            self._placement.join()
         self._try()
         self._open()
         reclaim(self.study)
@@ -74,24 +95,35 @@ class StudySearch:
             + (f" with {config.trial_seeds} seeds" if config.trial_seeds > 1 else "")
             + (f", scored by {config.trial_episodes} episodes" if config.trial_episodes else "")
             + f", {config.n_jobs} at a time"
+            + (f", {at_once} in each process" if (at_once := self.plan.at_once()) > 1 else "")
         )
         if not self.plan.ranges:
             self.say(
                 "Nothing is searched: trials differ by their seeds alone. Give an option several values: "
                 "--<option> <value> <value>"
             )
-        while not self.stopped and (self._left or self._running):
-            while self._left and len(self._running) < config.n_jobs and not self.stopped:
+        while not self.stopped and (self._left or self._waiting or self._running):
+            while (self._left or self._waiting) and len(self._running) < config.n_jobs and not self.stopped:
                 self._begin()
             for connection in wait(list(self._running), timeout=0.2):
-                self._owned(self._running[connection], self._hear)
+                self._hear(self._running[connection])
             self._beat()
-        for running in list(self._running.values()):
-            self._owned(running, self._give_up)
+        for slot in self._slots():
+            self._owned(slot, self._give_up)
         return self.study
 
+    def _slots(self) -> list[_TrialSlot]:
+        """Return the trials that are not over."""
+        groups = [*(group.trials.values() for group in self._running.values()), *self._waiting]
+        return [slot for group in groups for slot in group]
+
     def _process(self) -> TrialProcess:
-        return TrialProcess(silent=not self.plan.config.non_silent)
+        silent = not self.plan.config.non_silent
+        if self._placement is None:
+            return TrialProcess(silent)
+        from operant.tuning.cluster_trial import ClusterTrialProcess
+
+        return ClusterTrialProcess(silent, self._placement)
 
     def _try(self) -> None:
         """Build what trials will train, with every range's first or last value, before writing anything."""
@@ -100,13 +132,13 @@ class StudySearch:
         for edge in corners(self.plan.ranges):
             hyper, run = self.plan.settings(edge)
             run.pop("history_checkpoint", None)  # files of trials have other names
-            self._spare.send(self._order("build", hyper, {"seed": 0, **run}))
+            self._spare.send(self._order("build", [{"hyper": hyper, "run": {"seed": 0, **run}}]))
             while not self._spare.connection.poll(0.2):
                 if self.stopped:  # nothing has been written yet
                     raise KeyboardInterrupt
             try:
                 answer = self._spare.receive()
-            except TrialLostError as lost:
+            except ProcessLostError as lost:
                 if self.stopped:  # it may have been ended with the study
                     raise KeyboardInterrupt from None
                 raise UsageError(f"The first trial could not be built. {lost}") from None
@@ -115,9 +147,9 @@ class StudySearch:
             faults.append(answer["text"])
         raise SpecError(faults[0])
 
-    def _order(self, do: str, hyper: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    def _order(self, do: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
         scored = {"episodes": self.plan.config.trial_episodes, "seeds": self.plan.config.trial_seeds}
-        return {"do": do, "agent": self.plan.agent, "options": hyper, "run": run, **scored}
+        return {"do": do, "agent": self.plan.agent, "trials": trials, **scored}
 
     def _open(self) -> None:
         from optuna.pruners import MedianPruner, NopPruner
@@ -148,6 +180,20 @@ class StudySearch:
         return TPESampler(seed=None if seed is None else (seed * 1_000_003 + number) % 2**32)
 
     def _begin(self) -> None:
+        """Start a process with the trials that wait, or with new ones: as many as one program takes."""
+        if not self._waiting:
+            groups: dict[str, list[_TrialSlot]] = {}
+            for _ in range(min(self._left, self.plan.at_once())):
+                slot = self._ask()
+                groups.setdefault(self.plan.program(**slot.order), []).append(slot)
+            self._waiting = list(groups.values())
+        trials = dict(enumerate(self._waiting.pop(0)))
+        process, self._spare = self._spare or self._process(), None
+        process.send(self._order("train", [slot.order for slot in trials.values()]))
+        self._running[process.connection] = _TrialGroup(process, trials)
+
+    def _ask(self) -> _TrialSlot:
+        """Let Optuna choose the settings of another trial."""
         self._left -= 1
         trial = self.study.ask()
         _mark_alive(trial)  # first: whatever kills this process from here on, others take the trial for dead
@@ -167,44 +213,56 @@ class StudySearch:
             run["checkpoints"] = [numbered(path, trial.number) for path in run["checkpoints"]]
         if run.get("history_checkpoint") is not None:
             run["history_checkpoint"] = numbered(run["history_checkpoint"], trial.number)
-        process, self._spare = self._spare or self._process(), None
-        process.send(self._order("train", hyper, run))
-        self._running[process.connection] = _TrialSlot(trial, process, time.monotonic())
+        return _TrialSlot(trial, {"hyper": hyper, "run": run}, time.monotonic())
 
-    def _owned(self, running: _TrialSlot, act: Callable[[_TrialSlot], None]) -> None:
+    def _owned(self, slot: _TrialSlot, act: Callable[[_TrialSlot], T]) -> T | None:
         """Act for a trial; drop it if another process took it for dead (this machine may have slept)."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         try:
-            act(running)
+            return act(slot)
         except UpdateFinishedTrialError:
-            self.say(f"Trial {running.trial.number} was given up: another process took it for dead.")
-            self._drop(running)
+            self.say(f"Trial {slot.trial.number} was given up: another process took it for dead.")
+            self._drop(slot)
+            return None
 
-    def _hear(self, running: _TrialSlot) -> None:
+    def _hear(self, group: _TrialGroup) -> None:
+        process, trials = group
         try:
-            message = running.process.receive()
-        except TrialLostError as lost:
-            self._fail(running, str(lost))
-            return
-        kind = message["kind"]
-        if kind == "report":
-            prune = False
-            if math.isfinite(message["value"]):
-                running.trial.report(message["value"], message["step"])
-                prune = bool(running.trial.should_prune())  # NumPy's, at times
-            running.process.send({"prune": prune})
-        elif kind == "failed":
-            self._fail(running, message["text"], message["traceback"])
-        elif not math.isfinite(message["value"]):
-            self._fail(running, f"The mean return is {message['value']}.")
-        else:
-            self._finish(running, message)
+            message = process.receive()
+        except ProcessLostError as lost:
+            message = {"kind": "failed", "text": str(lost), "traceback": ""}
+            self._lost += lost.blameless
+            if (len(trials) > 1 or lost.blameless) and not self.stopped and self._lost <= MOST_LOST:
+                # One of them is to blame, or none: each by itself.
+                again = list(trials.values())
+                trials.clear()
+                self._close_idle()
+                self._waiting += [[slot] for slot in again]
+                self.say(f"{lost} Trying again: {', '.join(f'trial {slot.trial.number}' for slot in again)}.")
+                return
+        slot = trials.get(message.get("trial", -1))
+        if message["kind"] == "report":
+            go_on = slot is not None and self._owned(slot, lambda slot: not self._report(slot, message))
+            process.send({"prune": not go_on})
+        elif slot is not None:
+            end = self._fail if message["kind"] == "failed" else self._finish
+            self._owned(slot, lambda slot: end(slot, message))
+        elif "trial" not in message:  # of all
+            for each in tuple(trials.values()):
+                self._owned(each, lambda slot: self._fail(slot, message))
 
-    def _finish(self, running: _TrialSlot, message: Mapping[str, Any]) -> None:
+    def _report(self, slot: _TrialSlot, message: Mapping[str, Any]) -> bool:
+        """Report a score; return whether the trial is to be pruned."""
+        if not math.isfinite(message["value"]):
+            return False
+        slot.trial.report(message["value"], message["step"])
+        return bool(slot.trial.should_prune())  # NumPy's, at times
+
+    def _finish(self, slot: _TrialSlot, message: Mapping[str, Any]) -> None:
         from optuna.trial import TrialState
 
-        trial, pruned = running.trial, message["kind"] == "pruned"
+        trial, pruned = slot.trial, message["kind"] == "pruned"
         for name in ("seed_values", "step", "episodes", "seconds"):
             trial.set_user_attr(name, message[name])
         if pruned:
@@ -212,54 +270,63 @@ class StudySearch:
         else:
             self.study.tell(trial, message["value"], skip_if_finished=True)
         self.counts["pruned" if pruned else "complete"] += 1
-        self._drop(running)
+        self._drop(slot)
         how = f"pruned at step {message['step']} with" if pruned else "mean return"
         self.say(
-            f"Trial {trial.number}: {how} {message['value']:.2f} in {time.monotonic() - running.begun:.0f} s"
+            f"Trial {trial.number}: {how} {message['value']:.2f} in {time.monotonic() - slot.begun:.0f} s"
             f"{shown(trial.params)}"
         )
 
-    def _fail(self, running: _TrialSlot, text: str, trace: str = "") -> None:
+    def _fail(self, slot: _TrialSlot, message: Mapping[str, Any]) -> None:
         """Record a trial that failed, and why: also if the end of the study ended it."""
         if self.stopped:
-            self._give_up(running)
+            self._give_up(slot)
             return
-        self._mark_failed(running, f"{text}\n{trace}".strip())
+        self._mark_failed(slot, f"{message['text']}\n{message['traceback']}".strip())
         self.counts["failed"] += 1
-        self.say(f"Trial {running.trial.number} failed: {text}{shown(running.trial.params)}")
+        self.say(f"Trial {slot.trial.number} failed: {message['text']}{shown(slot.trial.params)}")
 
-    def _give_up(self, running: _TrialSlot) -> None:
+    def _give_up(self, slot: _TrialSlot) -> None:
         """End a trial that is interrupted; its settings come first when the study goes on."""
-        self._mark_failed(running, "Interrupted.", again=True)
+        self._mark_failed(slot, "Interrupted.", again=True)
         self.counts["given_up"] += 1
 
-    def _mark_failed(self, running: _TrialSlot, reason: str, again: bool = False) -> None:
+    def _mark_failed(self, slot: _TrialSlot, reason: str, again: bool = False) -> None:
         from optuna.trial import TrialState
 
         # Raises if another process took it for dead: then its settings wait already.
-        running.trial.set_user_attr("error", reason[-TAIL:])
+        slot.trial.set_user_attr("error", reason[-TAIL:])
         if again:
-            _enqueue(self.study, running.trial.number, running.trial.params)
-        self.study.tell(running.trial, state=TrialState.FAIL, skip_if_finished=True)
-        self._drop(running)
+            _enqueue(self.study, slot.trial.number, slot.trial.params)
+        self.study.tell(slot.trial, state=TrialState.FAIL, skip_if_finished=True)
+        self._drop(slot)
 
-    def _drop(self, running: _TrialSlot) -> None:
-        del self._running[running.process.connection]
-        running.process.close()
+    def _drop(self, slot: _TrialSlot) -> None:
+        self._waiting = [rest for group in self._waiting if (rest := [x for x in group if x is not slot])]
+        for _, trials in self._running.values():
+            for index in [index for index, each in trials.items() if each is slot]:
+                del trials[index]
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        for connection, (process, trials) in tuple(self._running.items()):
+            if not trials:
+                del self._running[connection]
+                process.close()
 
     def _beat(self) -> None:
         """Mark running trials as alive from time to time, and look for dead ones."""
         if time.monotonic() - self._beaten < BEAT_SECONDS:
             return
         self._beaten = time.monotonic()
-        for running in list(self._running.values()):
-            self._owned(running, lambda running: _mark_alive(running.trial))
+        for slot in self._slots():
+            self._owned(slot, lambda slot: _mark_alive(slot.trial))
         reclaim(self.study)
 
     def close(self) -> None:
         """End what still runs."""
-        for running in self._running.values():
-            running.process.close()
+        for group in self._running.values():
+            group.process.close()
         if self._spare is not None:
             self._spare.close()
 

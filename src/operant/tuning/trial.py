@@ -1,133 +1,99 @@
-"""One trial of a study, in a process of its own.
+"""Trials of a study, in a process of their own: one, or several whose settings one program can take.
 
-Each is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks and
-crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the process
-that tunes keeps the study.
+Each process is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks
+and crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the
+process that tunes keeps the study.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing import Pipe
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from operant.envs.workers.process import killed
+from operant.envs import catalog
 from operant.errors import OperantError
+from operant.spec import plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import History, LoggerGroup
+from operant.training.child_process import TAIL, ChildProcess
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
+    from operant.training.drivers.driver import Driver
     from operant.training.evaluate import Evaluation
-    from operant.training.loop import TrainingLoop
+    from operant.training.loop import Outcome, TrainingLoop
 
 REPORTS = 20
 """How often a trial reports its mean return: at the same steps in every trial, so that pruning compares
 like with like."""
-TAIL = 2000
-"""Characters of a failure that are kept."""
 
 
-class TrialLostError(Exception):
-    """The process of a trial ended without an answer."""
-
-
-class TrialProcess:
-    """A process that runs one trial; if `silent`, what it prints is shown only if it dies."""
+class TrialProcess(ChildProcess):
+    """A process that runs trials."""
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
-    """What the process runs."""
-
-    def __init__(self, silent: bool) -> None:
-        self.connection, remote = Pipe()
-        # It lives as long as this object.
-        self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", self.code, str(remote.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=None if self._output is None else subprocess.STDOUT,
-            pass_fds=(remote.fileno(),),
-            # Other trials, of other processes too, may share a GPU's memory.
-            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
-            process_group=0,  # Ctrl-C is for the process that tunes: it decides what becomes of trials
-        )
-        remote.close()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; if the process is gone, this shows when its answer is awaited."""
-        with contextlib.suppress(OSError):
-            self.connection.send_bytes(json.dumps(message).encode())
-
-    def receive(self) -> dict[str, Any]:
-        """Wait for a message; TrialLostError: the process ended instead."""
-        try:
-            message: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
-            code = killed(self.process)
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            tail = self._printed()
-            self.close()
-            raise TrialLostError(f"The process of the trial {how}.{tail}") from None
-        return message
-
-    def _printed(self) -> str:
-        if self._output is None:
-            return ""
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - TAIL))
-        text = self._output.read().decode(errors="replace").strip()
-        return f" It printed last:\n{text}" if text else ""
-
-    def close(self) -> None:
-        """End the process, and what its environments started."""
-        killed(self.process)
-        self.connection.close()
-        if self._output is not None:
-            self._output.close()
+    name: ClassVar[str] = "The process of the trial"
 
 
 def work(descriptor: int) -> None:
-    """Be the process of a trial: what `TrialProcess` starts."""
+    """Be the process of trials: what `TrialProcess` starts."""
     from operant.envs.workers.worker import parent_pipe
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = parent_pipe(descriptor)
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
+        order = {"do": "build"}
+        while order["do"] == "build":
             order = json.loads(connection.recv_bytes())
-            if order["do"] == "train":
-                _send(connection, _attempt(order, connection))
-                return
-            _send(connection, _attempt(order, None))
+            try:
+                (_build if order["do"] == "build" else _train)(order, connection)
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                raise
+            except Exception as error:
+                _send(connection, _failed(error))
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
 
-def _attempt(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    try:
-        return _train(order, connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:
-        known = isinstance(error, OperantError)
-        text = str(error) if known else f"{type(error).__name__}: {error}"
-        trace = "" if known else traceback.format_exc()[-TAIL:]
-        return {"kind": "failed", "text": text, "traceback": trace}
+def _failed(error: Exception) -> dict[str, Any]:
+    """Tell of what ended all trials of the process."""
+    known = isinstance(error, OperantError)
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    trace = "" if known else traceback.format_exc()[-TAIL:]
+    return {"kind": "failed", "text": text, "traceback": trace}
+
+
+def _parsed(order: Mapping[str, Any]) -> list[tuple[AgentSpec, RunConfig]]:
+    from operant.agents.base.agent_spec import parse_agent
+    from operant.training.session import fitting
+
+    runs = [located(RunConfig.from_dict(each["run"])) for each in order["trials"]]
+    return [
+        (fitting(parse_agent(order["agent"], **each["hyper"]), run.weights), run)
+        for each, run in zip(order["trials"], runs, strict=True)
+    ]
+
+
+def _build(order: Mapping[str, Any], connection: Connection) -> None:
+    from operant.training.environments import make_environments
+    from operant.training.session import ExperimentSetup
+
+    for definition, run in _parsed(order):
+        with contextlib.closing(make_environments(run)) as environments:
+            ExperimentSetup(definition, environments, run)
+    _send(connection, {"kind": "built"})
 
 
 class _SeedRun(NamedTuple):
@@ -144,33 +110,88 @@ class _SeedRun(NamedTuple):
         return sum(episode.reward for episode in finished) / len(finished)
 
 
-def _train(order: Mapping[str, Any], connection: Connection | None) -> dict[str, Any]:
-    from operant.agents.base.agent_spec import parse_agent
-    from operant.training.session import fitting
+End: TypeAlias = "Outcome | str"
+"""How a seed's part of a trial ended, or what was wrong with its environments."""
+Reach: TypeAlias = Callable[[Sequence[_SeedRun]], "list[End]"]
+"""Trains each up to its `max_steps`."""
 
-    run = located(RunConfig.from_dict(order["run"]))
-    definition = fitting(parse_agent(order["agent"], **order["options"]), run.weights)
-    with contextlib.ExitStack() as stack:
-        if connection is None:
-            _seed(definition, run, None, stack)
-            return {"kind": "built"}
+
+def _train(order: Mapping[str, Any], connection: Connection) -> None:
+    several: list[tuple[AgentSpec, RunConfig]] = []
+    for definition, run in _parsed(order):
         first = run.seed or 0
-        runs = [run.replace(seed=(first + i) % 2**32) for i in range(order["seeds"])]
-        return _advance(
-            [_seed(definition, each, order["episodes"], stack) for each in runs], run.max_steps, connection
-        )
+        several += [(definition, run.replace(seed=(first + i) % 2**32)) for i in range(order["seeds"])]
+    first_run = several[0][1]
+    steps, size = first_run.max_steps, order["seeds"]
+    assert steps is not None
+    with contextlib.ExitStack() as stack:
+        reach: Reach = _one_after_another
+        shared: Sequence[Any] = [None] * len(several)
+        if (
+            len(several) > 1
+            and catalog.native(first_run.env, **plain(first_run.env_kwargs or {})) is not None
+        ):
+            reach, shared = _population(several)
+        runs = [
+            _seed(definition, run, order["episodes"], stack, parts)
+            for (definition, run), parts in zip(several, shared, strict=True)
+        ]
+        _advance([runs[i : i + size] for i in range(0, len(runs), size)], steps, connection, reach)
+
+
+def _one_after_another(seeds: Sequence[_SeedRun]) -> list[End]:
+    return [seed.training.loop() for seed in seeds]
+
+
+def _population(several: Sequence[tuple[AgentSpec, RunConfig]]) -> tuple[Reach, Sequence[Any]]:
+    """Return what trains all of them at once, by one program; and for each its environments, the learner, and
+    its driver.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from operant.training.drivers.seeds import MultiSeedRunner
+    from operant.training.environments import make_environments
+    from operant.training.multi_seed import run_together
+    from operant.training.session import build
+
+    definition, run = several[0]
+    environments = make_environments(run)
+    learner = build(definition, environments, run, len(several))
+    keys = jnp.stack([jax.random.key(each.seed or 0) for _, each in several])
+    hyper = jnp.stack([learner.hyper(each.limited(environments.limit).config) for each, _ in several])
+    # Under `vmap` those that wait for others' next report would go on; whose blocks are rollouts never wait.
+    mapped = None if learner.learns_from_every_block else False
+    runner = MultiSeedRunner(
+        learner, environments.native, run.n_envs, keys, hyper, name=run.env, mapped=mapped
+    )
+
+    def reach(seeds: Sequence[_SeedRun]) -> list[End]:
+        ends: dict[int, End] = {}
+        places: dict[Driver, int] = {driver: i for i, driver in enumerate(runner.drivers)}
+        trainings = {places[seed.training.driver]: seed.training for seed in seeds}
+        run_together(runner, trainings, ends.__setitem__, ends.__setitem__)
+        return [ends[i] for i in trainings]
+
+    return reach, [(environments, learner, driver) for driver in runner.drivers]
 
 
 def _seed(
-    definition: AgentSpec, run: RunConfig, episodes: int | None, stack: contextlib.ExitStack
+    definition: AgentSpec,
+    run: RunConfig,
+    episodes: int | None,
+    stack: contextlib.ExitStack,
+    shared: Any = None,
 ) -> _SeedRun:
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
     from operant.training.session import ExperimentSetup
 
-    environments = make_environments(run)
-    stack.callback(environments.close)
-    session = ExperimentSetup(definition, environments, run)
+    if shared is None:
+        shared = (make_environments(run),)
+        stack.callback(shared[0].close)
+    environments, *parts = shared
+    session = ExperimentSetup(definition, environments, run, *parts)
     if run.weights:
         session.weights.load(session.driver)
     training = session.training(run, LoggerGroup())
@@ -194,34 +215,63 @@ def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
     return LoggerGroup([*history, console(run, training)])
 
 
-def _advance(seeds: Sequence[_SeedRun], steps: int | None, connection: Connection) -> dict[str, Any]:
-    assert steps is not None
-    active, value, values = list(seeds), None, []
+class _TrialRun:
+    """A trial of the process: its seeds, and what it tells of them."""
+
+    def __init__(self, seeds: Sequence[_SeedRun], steps: int, tell: Callable[..., Any]) -> None:
+        self.seeds, self.steps, self.tell = seeds, steps, tell
+        self.active = list(seeds)
+
+    def follow(self, step: int, following: float, ends: Sequence[End]) -> bool:
+        """Report the score after all that were active have come to a step; return whether the trial goes on.
+
+        The score, and what ended it, are told to the process that tunes.
+        """
+        for seed, end in zip(tuple(self.active), ends, strict=True):
+            if isinstance(end, str) or end.reason == "interrupted":
+                text = end if isinstance(end, str) else "The trial was interrupted."
+                self.tell(kind="failed", text=text, traceback="")
+                return False
+            if end.reason != "max_steps":
+                self.active.remove(seed)
+        active, last = self.active, step == self.steps
+        if active and min(seed.training.counted for seed in active) >= following:
+            return True  # a block went beyond the next report: this score is to be compared there
+        values = [seed.value() for seed in self.seeds]
+        value = _mean(values)
+        kind = "ended"
+        if active and value is not None:
+            pruned = self.tell(kind="report", step=step, value=value)["prune"]
+            kind = "pruned" if pruned and not last else kind
+        if active and not last and kind == "ended":
+            return True
+        if value is None:
+            reached = max(seed.training.step for seed in self.seeds)
+            text = f"No episode ended within {reached} steps, so there is no return. Raise --trial-steps."
+            self.tell(kind="failed", text=text, traceback="")
+        else:
+            self.tell(**_ended(self.seeds, value, values, kind))
+        return False
+
+
+def _advance(trials: Sequence[Sequence[_SeedRun]], steps: int, connection: Connection, reach: Reach) -> None:
+    """Train all trials up to the steps, and tell of each."""
+
+    def tell(trial: int, **message: Any) -> Any:
+        _send(connection, {"trial": trial, **message})
+        return json.loads(connection.recv_bytes()) if message["kind"] == "report" else None
+
+    going = [_TrialRun(seeds, steps, functools.partial(tell, trial)) for trial, seeds in enumerate(trials)]
     points = report_steps(0, steps)
     for step, following in zip(points, [*points[1:], math.inf], strict=True):
-        for seed in tuple(active):
+        active = [seed for trial in going for seed in trial.active]
+        for seed in active:
             seed.training.run = seed.training.run.replace(max_steps=step)
-            reason = seed.training.loop().reason
-            if reason == "interrupted":
-                return {"kind": "failed", "text": "The trial was interrupted.", "traceback": ""}
-            if reason != "max_steps":
-                active.remove(seed)
-        if active and min(seed.training.counted for seed in active) >= following:
-            continue  # a block went beyond the next report: this score is to be compared there
-        values = [seed.value() for seed in seeds]
-        value = _mean(values)
-        if not active:
-            break
-        if value is None:
-            continue
-        _send(connection, {"kind": "report", "step": step, "value": value})
-        if json.loads(connection.recv_bytes())["prune"] and step < steps:
-            return _ended(seeds, value, values, "pruned")
-    if value is None:
-        step = max(seed.training.step for seed in seeds)
-        text = f"No episode ended within {step} steps, so there is no return. Raise --trial-steps."
-        return {"kind": "failed", "text": text, "traceback": ""}
-    return _ended(seeds, value, values, "ended")
+        ends = iter(reach(active))
+        counted = [(trial, list(itertools.islice(ends, len(trial.active)))) for trial in going]
+        going = [trial for trial, own in counted if trial.follow(step, following, own)]
+        if not going:
+            return
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
