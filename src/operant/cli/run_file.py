@@ -55,7 +55,7 @@ class RunFile:
         known = {
             word: (config, name)
             for config in configs
-            for word, name in (*((name, name) for name in options(config)), *aliases(config).items())
+            for word, name in ({n: n for n in options(config)} | aliases(config)).items()
             if name not in ("resume", "config", "save_config")
         }
         values = {}

@@ -371,5 +371,5 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
 
 
 def inner(env: VectorEnv) -> Any:
-    """Return the environment within a vector of one."""
+    """Return the first environment of a vector; None if it has none in this process."""
     return getattr(getattr(env, "envs", [None])[0], "env", None)

@@ -276,9 +276,9 @@ class Trainer:
         max_steps: int | None = None,
         monitor_session: str | None = None,
         callback: Callback | Sequence[Callback] | None = None,
-        logger: Logger | Sequence[Logger] | None = None,
         callback_episode_frequency: int | None = None,
         callback_timestep_frequency: int | None = None,
+        logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -295,12 +295,12 @@ class Trainer:
                 reports: about every second, or every `log_frequency` episodes, and after each evaluation.
                 Numbers that it adds to `record.values`, or changes there, are recorded with the others.
                 Training ends if it returns False. A list: all are called with the same record, in order.
-            logger: a logger of your own, or several in a list; each call begins and closes it.
             callback_episode_frequency: call it after every so many episodes instead, when their rollout has
                 been learnt from. `record.values` has `episode/reward` and `episode/length`.
             callback_timestep_frequency: call it while rollouts are collected, after every so many environment
                 steps, of all environments. `record.values` has the mean `step/reward`, and `envs` are where
                 they stand. Not in JAX-native environments, whose rollouts are compiled whole.
+            logger: a logger of your own, or several in a list; each call begins and closes it.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -399,7 +399,7 @@ class Trainer:
     def _train(
         self, training: TrainingLoop, directory: Path | None, run: RunConfig, own: Sequence[Logger]
     ) -> Outcome:
-        training.loggers = create_loggers(directory, run, training, self._resumed, own)
+        training.loggers = create_loggers(directory, run, training, self._resumed, own=own)
         try:
             with training.loggers:
                 for text in self.session.definition.remarks(training.own_steps):
