@@ -97,7 +97,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None) -> P
     return out
 
 
-class _Seed:
+class _Member:
     """All that the page needs of one run."""
 
     def __init__(self, run: Run) -> None:
@@ -166,7 +166,7 @@ def shown_value(value: Any) -> str:
 
 def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     groups = {
-        env: {label: [_Seed(run) for run in runs] for label, runs in labels.items()}
+        env: {label: [_Member(run) for run in runs] for label, runs in labels.items()}
         for env, labels in grouped(read(paths)).items()
     }
     styles = line_styles(groups)
@@ -188,7 +188,8 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     page.heading("Runs")
     ends = [(s, s.entry) for s in every]
     page.table(
-        ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation", "begun", "ended"),
+        ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation",
+         "begun", "ended"),
         [
             (s.run.path, e.agent, e.env, e.seed, f"{e.step:,}", f"{e.episodes:,}", _number(s.final),
              _number(e.best_evaluation), e.begun, e.ended or "no")
@@ -210,7 +211,7 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     return page
 
 
-def _rank(seed: _Seed) -> float:
+def _rank(seed: _Member) -> float:
     return -np.inf if np.isnan(seed.final) else seed.final
 
 
@@ -218,7 +219,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None or np.isnan(value) else f"{value:,.2f}"
 
 
-def _results(page: Page, labels: Mapping[str, Sequence[_Seed]], config: ReportConfig) -> None:
+def _results(page: Page, labels: Mapping[str, Sequence[_Member]], config: ReportConfig) -> None:
     rows = []
     for label, seeds in labels.items():
         ends, finals = [_last(seed.evaluations) for seed in seeds], [seed.final for seed in seeds]
@@ -237,7 +238,7 @@ def _estimate(values: Sequence[float], config: ReportConfig) -> str:
 
 
 def _curves(
-    page: Page, labels: Mapping[str, Sequence[_Seed]], styles: Mapping[str, Any], config: ReportConfig
+    page: Page, labels: Mapping[str, Sequence[_Member]], styles: Mapping[str, Any], config: ReportConfig
 ) -> None:
     several = any(len(seeds) > 1 for seeds in labels.values())
     note = f"; mean over seeds with {100 * config.level:g}% bootstrap interval" if several else ""
@@ -285,7 +286,7 @@ def _drawn(
     return [(title, about, drawing)]
 
 
-def _video(page: Page, seed: _Seed, config: ReportConfig) -> None:
+def _video(page: Page, seed: _Member, config: ReportConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         how = {"run_dir": str(seed.run.path), "video_dir": folder, "max_steps": config.video_steps}
         try:
@@ -300,7 +301,7 @@ def _video(page: Page, seed: _Seed, config: ReportConfig) -> None:
         page.video(played.files[0])
 
 
-def _settings(page: Page, columns: Mapping[str, _Seed]) -> None:
+def _settings(page: Page, columns: Mapping[str, _Member]) -> None:
     names = dict.fromkeys(name for seed in columns.values() for name in seed.settings)
     if not names:
         page.text("All options have their defaults.")
