@@ -58,7 +58,7 @@ def test_none_and_remedies():
         (lambda: PPO(), "^PPO needs the argument 'envs'.$"),
         (
             lambda: PPO.fit(None, xyz=3),
-            "Known: callback, logger, max_steps, monitor_session, target_reward.$",
+            "callback_timestep_frequency, logger, max_steps, monitor_session, target_reward.$",
         ),
         (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
         (

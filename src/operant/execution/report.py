@@ -189,10 +189,10 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     ends = [(s, s.entry) for s in every]
     page.table(
         ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation",
-         "begun", "ended"),
+         "begun (UTC)", "ended"),
         [
             (s.run.path, e.agent, e.env, e.seed, f"{e.step:,}", f"{e.episodes:,}", _number(s.final),
-             _number(e.best_evaluation), e.begun, e.ended or "no")
+             _number(e.best_evaluation), e.begun[:16].replace("T", " "), e.ended or "no")
             for s, e in ends
         ],
     )  # fmt: skip
