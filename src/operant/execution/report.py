@@ -93,7 +93,7 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None) -> P
     page = _of_runs(paths, config) if config.study is None else _of_study(config.study, config)
     page.text(f"Written by operant {__version__}.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(str(page), encoding="utf-8")
+    out.write_text(str(page), encoding="utf-8", errors="replace")  # names of folders may be no text
     return out
 
 
@@ -112,10 +112,7 @@ class _Member:
         self.data = read_run(file)
         with reading(repr(str(file)), SpecError):
             self.entry: RunEntry = run_entry(run.path, self.data)
-            self.commands = [
-                self.data["command"],
-                *(part["command"] for part in self.data.get("resumed", ())),
-            ]
+            self.commands = [part["command"] for part in (self.data, *self.data.get("resumed", ()))]
             facts = {**self.data["versions"], **self.data["machine"], **(self.data.get("git") or {})}
             self.facts = {name: str(value) for name, value in facts.items() if value is not None}
             self.settings = unusual(self.data)
@@ -157,11 +154,9 @@ def unusual(data: Mapping[str, Any]) -> dict[str, Value]:
 
 def shown_value(value: Any) -> str:
     """Return the value of an option for readers."""
-    if value in (None, [], ""):
-        return "-"
-    return (
-        f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value in (None, [], "") else value if isinstance(value, str) else json.dumps(value)
 
 
 def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
@@ -180,20 +175,26 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
         _curves(page, labels, styles, config)
         if config.video:
             page.heading("Final policy", 3)
-            _video(page, max((s for seeds in labels.values() for s in seeds), key=_rank), config)
+            _video(
+                page,
+                max(
+                    (s for seeds in labels.values() for s in seeds),
+                    key=lambda s: np.nan_to_num(s.final, nan=-np.inf),
+                ),
+                config,
+            )
     page.heading("Settings")
     _settings(
         page, {f"{label}, {env}": seeds[0] for env, group in groups.items() for label, seeds in group.items()}
     )
     page.heading("Runs")
-    ends = [(s, s.entry) for s in every]
     page.table(
         ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation",
          "begun (UTC)", "ended"),
         [
             (s.run.path, e.agent, e.env, e.seed, f"{e.step:,}", f"{e.episodes:,}", _number(s.final),
              _number(e.best_evaluation), e.begun[:16].replace("T", " "), e.ended or "no")
-            for s, e in ends
+            for s, e in ((s, s.entry) for s in every)
         ],
     )  # fmt: skip
     page.heading("Repeat")
@@ -209,10 +210,6 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
         [(n, ", ".join(dict.fromkeys(s.facts[n] for s in every if n in s.facts))) for n in names],
     )
     return page
-
-
-def _rank(seed: _Member) -> float:
-    return -np.inf if np.isnan(seed.final) else seed.final
 
 
 def _number(value: float | None) -> str:
