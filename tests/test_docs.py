@@ -5,6 +5,7 @@ import json
 import pydoc
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -113,10 +114,62 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_readme_example_of_a_class_runs(capsys):
-    code = code_of("README.md", "from operant import PPO").replace("200_000", "2_000")
-    exec(compile(code, "README.md", "exec"), {})
-    assert "5 episodes: mean return" in capsys.readouterr().out
+def test_the_readme_example_of_a_class_learns_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code_of("README.md", "from operant import PPO"), "README.md", "exec"), {})
+    returns = [int(x) for x in re.findall(r"mean return (\d+)", capsys.readouterr().out)]
+    assert len(returns) == 5 and returns[-1] > 200 > 100 > returns[0], returns
+    assert (tmp_path / "data" / "ppo").is_dir()
+
+
+TAUGHT = sorted([*ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("docs/how-to/*.md")])
+"""Pages whose programs and commands run in order, in one folder: what a newcomer types."""
+
+
+def shortened(text):
+    """Return a program or command with a twentieth of the steps."""
+    text = text.replace("--target-reward 475", "--max-steps 40000")
+    counts = r"((?:max.steps|eval.frequency|divergence-monitoring-steps)[ =])([\d_]+)"
+    return re.sub(counts, lambda found: f"{found[1]}{int(found[2]) // 20}", text)
+
+
+@pytest.fixture
+def started():
+    """Processes that end with the test."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TAUGHT, ids=lambda page: page.stem)
+def test_what_a_page_teaches_runs_from_top_to_bottom(page, tmp_path, monkeypatch, started):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before, names, ran = set(sys.modules), {}, 0
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        file = re.match(r'"""(\w+\.py): ', text)
+        ran += 1
+        if file:
+            (tmp_path / file[1]).write_text(text)
+        elif language == "python":
+            exec(compile(shortened(text), page.name, "exec"), names)
+        for line in shortened(text).splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["operant"]:
+                assert main(words[1:]) == 0, line
+            elif words[:1] == ["python"] and words[-1] == "&":
+                command = [sys.executable, *words[1:-1]]
+                started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                assert started[-1].stdout.readline(), line
+            else:
+                assert words[0] in ("pip", "python3", "tensorboard"), line
+    assert ran or page.stem in ("choose-a-way", "choose-an-algorithm")
+    for name in set(sys.modules) - before:
+        if (tmp_path / f"{name}.py").exists():
+            del sys.modules[name]
 
 
 def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkeypatch, capsys):
