@@ -26,7 +26,7 @@ TASKS = {
     "ppo": ("--env", "CartPole-v1", "--n-envs", "8", "--target-reward", "195", "--max-steps", "150000"),
     "a2c": ("--env", "CartPole-v1", "--n-envs", "8", "--target-reward", "195", "--max-steps", "150000"),
 }
-REACHED = re.compile(r"Reward achieved in (\d+) steps")
+REACHED = re.compile(r" reached after ([\d,]+) steps")
 
 
 class Found(NamedTuple):
@@ -49,7 +49,7 @@ def run(command: list[str], agent: str, seed: int) -> Found:
     )
     seconds = time.perf_counter() - began
     reached = REACHED.search(done.stdout + done.stderr)
-    return Found(seconds, int(reached[1]) if reached else None)
+    return Found(seconds, int(reached[1].replace(",", "")) if reached else None)
 
 
 def row(name: str, found: list[Found]) -> str:

@@ -75,6 +75,8 @@ def begun(monkeypatch, tmp_path):
         "execution.play.play",
         "training.reproduce.reproduce",
         "tracking.figures.plot",
+        "execution.report.report",
+        "execution.model_card.write_card",
     ):
         monkeypatch.setattr(f"operant.{name}", begins(done))
     for name in ("cli.serving.serve", "cli.running._once"):

@@ -27,15 +27,6 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 if TYPE_CHECKING:
     from typing import Any
 
-    from operant import agents as agents
-    from operant.envs import Environment as Environment
-    from operant.errors import OperantError as OperantError
-    from operant.execution.agent import Agent as Agent
-    from operant.execution.export.exported_policy import load_policy as load_policy
-    from operant.execution.runner.runner import Runner as Runner
-    from operant.execution.trainers.inputs import create_envs as create_envs
-    from operant.nn.cfg import ModelReader as ModelReader
-
 _PUBLIC = {
     "Agent": "operant.execution.agent",
     "Environment": "operant.envs",

@@ -12,7 +12,7 @@ import functools
 import inspect
 import numbers
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -31,7 +31,7 @@ class SpaceError(OperantError, ValueError):
     """A state or action does not fit its space, or an agent cannot serve the space."""
 
 
-class EnvironmentError(OperantError, RuntimeError):
+class EnvError(OperantError, RuntimeError):
     """An environment broke its contract."""
 
 
@@ -57,51 +57,61 @@ class BackendError(OperantError, RuntimeError):
 
 # Words of other libraries, and what is meant here. See docs/coming-from.md.
 
-_TRAIN = {"total_timesteps": "max_steps", "num_envs": "n_envs", "env_id": "env", "tensorboard_log": "run_dir"}
-_ROLLOUT = {
-    "learning_rate": "lr",
-    "num_steps": "n_steps",
-    "gae_lambda": "lam",
-    "n_epochs": "ppo_epochs",
-    "update_epochs": "ppo_epochs",
-    "num_minibatches": "mini_batches",
-    "minibatch_size": "mini_batches",
-    "clip_range": "clip_norm",
-    "clip_coef": "clip_norm",
-    "clip_range_vf": "clip_value",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_loss_coef",
-    "max_grad_norm": "grad_norm",
-    "norm_adv": "normalize_advantage",
-}
-_REPLAY = {
-    "buffer_size": "buffer_max_size",
-    "learning_starts": "buffer_initial_size",
-    "train_freq": "train_every",
-    "train_frequency": "train_every",
-    "target_update_interval": "target_sync_steps",
-    "target_network_frequency": "target_sync_steps",
-    "exploration_initial_eps": "epsilon_start",
-    "start_e": "epsilon_start",
-    "exploration_final_eps": "epsilon_end",
-    "end_e": "epsilon_end",
-    "exploration_fraction": "epsilon_decay_steps",
-}
+FIELD: dict[str, tuple[str, ...]] = {
+    "total_timesteps": ("max_steps",), "num_envs": ("n_envs",), "env_id": ("env",),
+    "n_eval_episodes": ("eval_episodes",), "learning_rate": ("lr",), "adam_eps": ("opt_epsilon",),
+    "num_steps": ("n_steps",), "gae_lambda": ("lam",), "ent_coef": ("entropy_coef",),
+    "vf_coef": ("value_loss_coef",), "max_grad_norm": ("grad_norm",), "norm_adv": ("normalize_advantage",),
+    "num_minibatches": ("mini_batches",), "buffer_size": ("buffer_max_size",),
+    "learning_starts": ("buffer_initial_size",),
+    **dict.fromkeys(("n_epochs", "update_epochs"), ("ppo_epochs", "epochs")),
+    **dict.fromkeys(("clip_range", "clip_coef"), ("clip_norm",)),
+    **dict.fromkeys(("train_freq", "train_frequency"), ("train_every",)),
+    **dict.fromkeys(("target_update_interval", "target_network_frequency"), ("target_sync_steps",)),
+    **dict.fromkeys(("exploration_initial_eps", "start_e"), ("epsilon_start",)),
+    **dict.fromkeys(("exploration_final_eps", "end_e"), ("epsilon_end",)),
+}  # fmt: skip
+"""The field's names of options, and those here of which the first that exists has them as aliases: they mean
+the same (see `operant.spec.config.aliases`)."""
 SYNONYMS: dict[str, tuple[str, ...]] = {
-    **{name: (option,) for name, option in {**_TRAIN, **_ROLLOUT, **_REPLAY}.items()},
+    **FIELD,
+    "tensorboard_log": ("run_dir",),
+    "minibatch_size": ("mini_batches",),
+    "clip_range_vf": ("clip_value",),
+    "exploration_fraction": ("epsilon_decay_steps",),
     "batch_size": ("buffer_batch_size", "mini_batches"),
     **dict.fromkeys(("hidden", "hidden_sizes", "net_arch", "policy_kwargs"), ("model", "actor_model")),
     "eval_freq": ("eval_frequency",),
-    "n_eval_episodes": ("eval_episodes",),
 }
-"""Options, and those here of which the first that exists is meant."""
+"""These and names that mean something else, for which an option is only suggested."""
+REMEDIES = {
+    "device": "JAX chooses the device: set JAX_PLATFORMS=cpu or JAX_PLATFORMS=cuda in the environment.",
+    "verbose": "Progress is printed unless it is quiet.",
+    "list": "See: operant list.",
+}
+"""What to do instead of giving names that stand for no option."""
 METHODS = {
     "learn": "fit(max_steps=...)",
     "train": "fit(max_steps=...)",
     "predict": "act(observation)",
-    "evaluate": "play(episodes=...)",
+    "num_timesteps": "steps",
+    "policy": "act(observation), or session.learner.algorithm.models for its networks",
+    "logger": "fit(callback=...): what it adds to record.values is recorded",
+    "get_env": "envs",
+    "env": "envs",
+    "set_env": "another object with these environments, and load(directory)",
+    "run": "fit; its options are run_config",
 }
 """Methods of an algorithm's class."""
+AGENT_METHODS = {
+    "restore": "Agent.load(directory=...), which makes the agent from its file",
+    "tracked_tensors": "a summarizer: Agent.create(..., summarizer=...)",
+    "initialize": "Agent.create, which does it",
+    "predict": "act(states=..., independent=True)",
+    **dict.fromkeys(("learn", "fit", "train"), "a Runner, or act and observe"),
+    "evaluate": "Runner(agent, environment).run(num_episodes=..., evaluation=True)",
+}
+"""Methods of `Agent`."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """Names of policies, which are an argument before the environment."""
 NETWORK_LIBRARIES = {
@@ -151,14 +161,22 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
     " Did you mean 'ppo'?"
     """
     names = sorted(str(k) for k in known)
+    if remedy := REMEDIES.get(_plain(str(name))):
+        return f" {remedy}"
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:
-        close = difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
+        same = [known for known in names if known.lower() == str(name).lower()]
+        close = same or difflib.get_close_matches(str(name), names, n=1, cutoff=alike)
     else:  # names that merely look like it would mislead
         close = [known for word in meant for known in names if _plain(known) == word]
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(names)}." if names and listed else ""
+
+
+def instead(name: str, methods: Mapping[str, str]) -> str:
+    """Return what to use here in place of an attribute of another library, if that is known."""
+    return f" Use {methods[name]}." if name in methods else ""
 
 
 def naming_misspelt(function: _Function) -> _Function:

@@ -217,17 +217,17 @@ def test_a_decay_survives_as_data():
             {"type": "sgd", "decay": {"type": "linear", "start": 1, "unit": "updates"}},
             r"decay counts gradient steps. Leave 'unit'",
         ),
-        (o.Ftrl(0.1), r"Keras optimizer Ftrl has no counterpart here. Known: .*Adam.*optimizer=optax"),
-        (type("Adam", (o.Adam,), {})(0.1), r"Keras optimizer Adam has no counterpart"),
-        (o.Adam(0.1, use_ema=True), r"Adam\(use_ema=True\) has no counterpart here. Leave it out"),
+        (o.Ftrl(0.1), r"Keras optimizer Ftrl is not supported. Known: .*Adam.*optimizer=optax"),
+        (type("Adam", (o.Adam,), {})(0.1), r"Keras optimizer Adam is not supported"),
+        (o.Adam(0.1, use_ema=True), r"Adam\(use_ema=True\) is not supported. Leave it out"),
         (
             o.Adam(0.1, gradient_accumulation_steps=4),
             r"gradient_accumulation_steps=4\) has no .*optax.MultiSteps",
         ),
-        (o.Lamb(0.1, weight_decay=0.1), r"Lamb\(weight_decay=...\) has no counterpart here.*optax.lamb"),
+        (o.Lamb(0.1, weight_decay=0.1), r"Lamb\(weight_decay=...\) is not supported.*optax.lamb"),
         (
             o.SGD(schedules.CosineDecayRestarts(0.1, 5)),
-            r"schedule 'CosineDecayRestarts' has no counterpart here. Known: Cos.*Give a number",
+            r"schedule 'CosineDecayRestarts' is not supported. Known: Cos.*Give a number",
         ),
         (
             o.SGD(schedules.CosineDecay(0.0, 5, warmup_target=0.1, warmup_steps=3)),
@@ -239,7 +239,7 @@ def test_a_decay_survives_as_data():
         ),
         (
             o.SGD(schedules.PolynomialDecay(0.1, 5, cycle=True)),
-            r"PolynomialDecay\(cycle=True\) has no counterpart",
+            r"PolynomialDecay\(cycle=True\) is not supported",
         ),
         (
             o.SGD(schedules.ExponentialDecay(0.1, 5, 1.5)),
@@ -260,9 +260,7 @@ def test_weight_decay_may_not_leave_variables_out(by):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
     else:
         optimizer.exclude_from_weight_decay(var_list=[keras().Variable(np.ones(3, np.float32))])
-    with pytest.raises(
-        SpecError, match="exclude_from_weight_decay has no counterpart here. Give optax.add_decayed"
-    ):
+    with pytest.raises(SpecError, match="exclude_from_weight_decay is not supported. Give optax.add_decayed"):
         options_of(optimizer)
 
 

@@ -201,7 +201,7 @@ def test_modules_are_read_into_options(given, wanted):
             },
             r"categorical takes no argument 'temperature_mode'",
         ),
-        ({"tracking": "all"}, r"tracking has no counterpart.*summarizer"),
+        ({"tracking": "all"}, r"tracking is not supported.*summarizer"),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
         (
             {"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}},
@@ -209,7 +209,7 @@ def test_modules_are_read_into_options(given, wanted):
         ),
         (
             {"reward_processing": {"type": "clipping"}},
-            r"reward_processing has no counterpart.*normalize_rewards",
+            r"reward_processing is not supported.*normalize_rewards",
         ),
         ({"update": 32, "batch_size": 16}, r"batch_size is given twice, as 32 and, by batch_size, as 16"),
     ],

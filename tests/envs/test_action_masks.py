@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from operant import DQN, PPO
 from operant.envs import ActionMasks, check_env
 from operant.envs.gymnasium.action_masks import MASK
-from operant.errors import EnvironmentError, SpaceError
+from operant.errors import EnvError, SpaceError
 
 
 class Cards(gymnasium.Env):
@@ -92,7 +92,7 @@ def test_agents_heed_it(agent, env):
     options = {"buffer_max_size": 100, "buffer_initial_size": 60} if agent is DQN else {"n_steps": 16}
     trained = agent(lambda: ActionMasks(env()), model=[8], **options, seed=1)
     trained.fit(max_steps=120)
-    with pytest.raises(EnvironmentError, match="raised AssertionError in step"):  # the same without
+    with pytest.raises(EnvError, match="raised AssertionError in step"):  # the same without
         agent(env, model=[8], **options, seed=1).fit(max_steps=120)
 
 

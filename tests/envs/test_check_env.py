@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 
 from operant.envs import Environment, check_env
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 
 
 class Good(gymnasium.Env):
@@ -202,7 +202,7 @@ def test_what_is_right_passes(environment):
     ],
 )
 def test_each_fault_is_named(environment, message):
-    with pytest.raises(EnvironmentError, match=f"(?s)'Bad' has .*fault.*{message}"):
+    with pytest.raises(EnvError, match=f"(?s)'Bad' has .*fault.*{message}"):
         check_env(environment, steps=20)
 
 
@@ -210,7 +210,7 @@ def test_all_faults_come_at_once():
     def step(self, action):
         return np.full(2, 5.0, np.float32), float("inf"), 0, False, {}
 
-    with pytest.raises(EnvironmentError, match=r"'Bad' has 3 faults:") as error:
+    with pytest.raises(EnvError, match=r"'Bad' has 3 faults:") as error:
         check_env(changed(Good, step=step), steps=20)
     text = str(error.value)
     assert text.count("\n- ") == 3
@@ -247,7 +247,7 @@ def test_what_may_be_meant_so_is_only_told(environment, finding):
 
 
 def test_an_object_that_keeps_something_over_a_reset_is_at_fault():
-    with pytest.raises(EnvironmentError, match="let reset set everything anew"):
+    with pytest.raises(EnvError, match="let reset set everything anew"):
         check_env(changed(Good, reset=kept)(), steps=30)
 
 

@@ -12,7 +12,7 @@ from tests.envs.test_environment import Corridor
 import operant
 from operant.envs import Environment, check_env, validation_errors
 from operant.envs.vector.create import create
-from operant.errors import EnvironmentError
+from operant.errors import EnvError
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # the other method takes the alarm
 
@@ -106,7 +106,7 @@ def test_a_vector_of_gymnasium_s():
 
 
 def test_check_env_tells():
-    with pytest.raises(EnvironmentError, match=r"close raised RuntimeError: window is gone\. Correct it"):
+    with pytest.raises(EnvError, match=r"close raised RuntimeError: window is gone\. Correct it"):
         check_env(Unclosing)
 
 
@@ -134,6 +134,6 @@ def test_texts_of_exceptions_may_be_huge_or_missing(mode):
     ):
         with create([make] * 2, mode=mode) as vector:
             vector.reset(0)
-            with pytest.raises(EnvironmentError, match=text) as caught:
+            with pytest.raises(EnvError, match=text) as caught:
                 vector.step({"action": np.zeros(2, np.int32)})
             assert len(str(caught.value)) < 10_000

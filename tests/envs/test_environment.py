@@ -11,7 +11,7 @@ import pytest
 
 from operant.envs import Environment, catalog, check_env
 from operant.envs.native import ids
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 
 
 class Corridor(Environment):
@@ -354,14 +354,14 @@ def test_shaping_strings_are_not_evaluated():
 )
 def test_answers_that_break_the_contract(answers, message):
     env = Environment.create(answer("Bad", **answers))
-    with pytest.raises(EnvironmentError, match=message):
+    with pytest.raises(EnvError, match=message):
         env.reset()
         env.execute(0)
 
 
 def test_an_attribute_that_misses_within_is_not_taken_for_one_of_the_wrapper():
     env = Environment.create(type("Broken", (Corridor,), dict(reset=lambda self: self.no_such)))
-    with pytest.raises(EnvironmentError, match=r"'Broken' raised AttributeError: .*no_such"):
+    with pytest.raises(EnvError, match=r"'Broken' raised AttributeError: .*no_such"):
         env.states()
 
 

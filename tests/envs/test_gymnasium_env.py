@@ -13,7 +13,7 @@ from operant import PPO
 from operant.envs import Environment, check_env
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.vector import create
-from operant.errors import EnvironmentError, SpaceError, SpecError
+from operant.errors import EnvError, SpaceError, SpecError
 from operant.spec.spaces import from_gymnasium
 
 
@@ -166,9 +166,7 @@ def test_old_answers_are_named():
 
     env = Environment.create(Old)
     env.reset()
-    with pytest.raises(
-        EnvironmentError, match=r"must return .observation, reward, terminated, truncated, info."
-    ):
+    with pytest.raises(EnvError, match=r"must return .observation, reward, terminated, truncated, info."):
         env.execute({"0": 0, "1": 0})
 
 
@@ -266,12 +264,12 @@ class Grey(gymnasium.Env):
 
 def test_observations_are_looked_at_before_they_are_stored():
     """As bytes they would be black."""
-    refused = pytest.raises(EnvironmentError, match=r"reset of 'Grey': The observation must be .*uint8")
+    refused = pytest.raises(EnvError, match=r"reset of 'Grey': The observation must be .*uint8")
     with Environment.create(Grey(first=0.5)) as env, refused:
         env.reset()
     with Environment.create(Grey()) as env:
         env.reset()
-        with pytest.raises(EnvironmentError, match=r"step of 'Grey': The observation must be .*uint8"):
+        with pytest.raises(EnvError, match=r"step of 'Grey': The observation must be .*uint8"):
             env.execute(0)
 
 
@@ -318,7 +316,7 @@ class Actionless(gymnasium.Env):
 @pytest.mark.parametrize(("cls", "name"), [(Spaceless, "observation_space"), (Actionless, "action_space")])
 def test_an_environment_without_spaces_is_told_to_define_them(make, cls, name):
     message = f"'{cls.__name__}' defines no {name}: set it in __init__ "
-    with pytest.raises((SpaceError, EnvironmentError), match=message):
+    with pytest.raises((SpaceError, EnvError), match=message):
         make(cls)
 
 
@@ -374,11 +372,11 @@ NONE = np.zeros(2, np.float32)
     ],
 )
 def test_faults_are_told_alike_in_one_environment_and_in_a_vector(environment, fault):
-    with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
+    with pytest.raises(EnvError, match=f"'(Faulty|Old)'.*{fault}"):
         one = Environment.create(environment)
         one.reset(seed=0)
         one.execute(actions=0)
-    with pytest.raises(EnvironmentError, match=f"'(Faulty|Old)'.*{fault}"):
+    with pytest.raises(EnvError, match=f"'(Faulty|Old)'.*{fault}"):
         several = create.create([environment])
         several.reset(0)
         several.step({"action": np.zeros(1, np.int32)})

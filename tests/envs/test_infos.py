@@ -18,7 +18,7 @@ from operant.cli import main
 from operant.envs import Environment
 from operant.envs.native.classic import CartPole
 from operant.envs.vector.create import create
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 from operant.tracking import EpisodeRecord, History, read_history
 from operant.training.episodes import RollingScore, info_means
 from operant.training.reproduce import reproduce
@@ -91,7 +91,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are(kind):
     )
     with (
         VECTORS[kind](info_keywords=["is_succes"]) as vector,
-        pytest.raises(EnvironmentError, match=message),
+        pytest.raises(EnvError, match=message),
     ):
         list(stepped(vector, 4))
 
@@ -99,7 +99,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are(kind):
 def test_an_environment_that_tells_nothing_is_named():
     message = r"of 'CartPole-v1' .*info\['is_success'\]: it is empty. Correct"
     vector = create("CartPole-v1", 3, "in-process", info_keywords=["is_success"])
-    with vector, pytest.raises(EnvironmentError, match=message):
+    with vector, pytest.raises(EnvError, match=message):
         list(stepped(vector, 100))
 
 
@@ -117,7 +117,7 @@ def test_a_dict_is_told_to_be_no_number(kind):
     message = r"info\['is_success'\] must be a number to be recorded. Received: {'nested': .*1.0.*} \(dict\)"
     with (
         create(given, info_keywords=["is_success"]) as vector,
-        pytest.raises(EnvironmentError, match=message),
+        pytest.raises(EnvError, match=message),
     ):
         list(stepped(vector, 4, 2))
 
@@ -126,7 +126,7 @@ def test_a_dict_is_told_to_be_no_number(kind):
 def test_values_that_are_no_numbers_are_refused(value):
     message = r"info\['is_success'\] must be a number to be recorded. Received: "
     vector = create(GOAL, 3, "in-process", value=value, info_keywords=["is_success"])
-    with vector, pytest.raises(EnvironmentError, match=message):
+    with vector, pytest.raises(EnvError, match=message):
         list(stepped(vector, 4))
 
 

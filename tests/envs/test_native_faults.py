@@ -26,7 +26,7 @@ from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import TimeStep
 from operant.envs.native.validate import DtypeCast, accepted
 from operant.envs.vector import create
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import EnvError, SpecError
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
 from operant.tracking import read_history
@@ -72,7 +72,7 @@ def module(tests_folder):
 )
 def test_what_is_not_finite_ends_training(module, what, value, message):
     trainer = operant.PPO(module.Breaks(what, float(value)), n_envs=2, quiet=True, seed=1, **SMALL)
-    with pytest.raises(EnvironmentError, match=message + r".*Look for a division by zero.*check_env"):
+    with pytest.raises(EnvError, match=message + r".*Look for a division by zero.*check_env"):
         trainer.fit(max_steps=10**6)
     assert trainer.steps <= 2 * 8192  # at the first look after it happened
     for x in jax.tree.leaves(trainer.session.driver.world.actors.observation):
@@ -83,7 +83,7 @@ def test_a_vector_on_the_host_tells_what_is_not_finite(module):
     for what in ("reset", "state", "reward"):
         env = create.create(module.Breaks(what, after=1), 2)
         named = "reward" if what == "reward" else "state 'count'"
-        with pytest.raises(EnvironmentError, match=f"Environment 0 of 'Breaks': The {named} must be finite"):
+        with pytest.raises(EnvError, match=f"Environment 0 of 'Breaks': The {named} must be finite"):
             env.reset(0)
             env.step({"action": np.zeros(2, np.int32)})
 
@@ -205,7 +205,7 @@ def test_a_row_that_is_not_finite_ends_its_episode(module, what):
 def test_episodes_that_broke_off_are_not_counted(module, what):
     trainer = operant.PPO(module.Breaks(what, after=3), n_envs=2, quiet=True, **SMALL)
     driver = trainer.session.driver
-    with pytest.raises(EnvironmentError, match=r"\(step 3 of its episode\)"):
+    with pytest.raises(EnvError, match=r"\(step 3 of its episode\)"):
         driver.advance(2)
     assert driver.step == int(driver.train.counters.timesteps) == 8
     assert not driver.unreported and not driver.train.counters.episodes
@@ -213,9 +213,7 @@ def test_episodes_that_broke_off_are_not_counted(module, what):
 
 def test_a_runner_tells_it_too(module):
     runner = Runner(agent={"agent": "ppo", **SMALL}, environment=module.Breaks, num_parallel=2)
-    with pytest.raises(
-        EnvironmentError, match=r"of 'Breaks' \(step 5 of its episode\): The reward must be finite"
-    ):
+    with pytest.raises(EnvError, match=r"of 'Breaks' \(step 5 of its episode\): The reward must be finite"):
         runner.run(num_timesteps=10**6)
     runner.close()
 
@@ -389,19 +387,19 @@ def test_a_good_one_stays_as_it_is():
 @jax.numpy_dtype_promotion("standard")
 def test_mistakes_are_told(env, message):
     """By the name of the method, what it returned and what is expected; the drivers' fronts ask."""
-    with pytest.raises((EnvironmentError, SpecError), match=f"(?s){message}"):
+    with pytest.raises((EnvError, SpecError), match=f"(?s){message}"):
         accepted(env, "X")
     named = message.replace("'X'", repr(type(env).__name__))
-    with pytest.raises((EnvironmentError, SpecError), match=f"(?s){named}"):
+    with pytest.raises((EnvError, SpecError), match=f"(?s){named}"):
         operant.PPO(env, n_envs=2)
-    with pytest.raises((EnvironmentError, SpecError)):
+    with pytest.raises((EnvError, SpecError)):
         create.create(env, 2)
 
 
 @jax.numpy_dtype_promotion("standard")
 def test_complex_numbers_do_not_lose_their_imaginary_part():
     seen = stepped(lambda s, o, r, t: (s, TimeStep({"state": o["state"] * (1 + 2j)}, r, t)))
-    with pytest.raises(EnvironmentError, match=r"The state must be float32\[1\]\. Received: complex64\[1\]"):
+    with pytest.raises(EnvError, match=r"The state must be float32\[1\]\. Received: complex64\[1\]"):
         accepted(seen, "X")
 
     def step(self, state, action, key):
@@ -409,9 +407,7 @@ def test_complex_numbers_do_not_lose_their_imaginary_part():
         return jnp.float32(1.0), TimeStep({"state": jnp.zeros(1)}, reward, jnp.bool_(False))
 
     state = having(reset=lambda self, key: (2j, {"state": jnp.zeros(1)}), step=step)
-    with pytest.raises(
-        EnvironmentError, match=r"same shapes and dtypes as reset\. Received: state of float32"
-    ):
+    with pytest.raises(EnvError, match=r"same shapes and dtypes as reset\. Received: state of float32"):
         accepted(state, "X")
 
 
@@ -421,7 +417,7 @@ def test_a_byte_is_not_made_of_what_may_not_fit():
     )
     env = type("Grey", (Line,), {"spaces": image})()
     with pytest.raises(
-        EnvironmentError,
+        EnvError,
         match=r"The state must be uint8\[1\]\. Received: float32\[1\]\. Convert it: x\.astype\('uint8'\)",
     ):
         accepted(env, "Grey")

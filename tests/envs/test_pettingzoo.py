@@ -8,7 +8,7 @@ import pytest
 
 from operant import Agent, Environment, Runner
 from operant.envs.gymnasium.pettingzoo import is_parallel
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.errors import EnvError, SpaceError, SpecError, UsageError
 from operant.execution import traces
 
 pettingzoo = pytest.importorskip("pettingzoo", reason="needs the extra 'pettingzoo'")
@@ -89,7 +89,7 @@ class Late(Meadow):
 def test_an_agent_that_joins_within_an_episode_is_told():
     environment = Environment.create(environment=Late())
     assert list(environment.reset()[0]) == [0, 1]
-    with pytest.raises(EnvironmentError, match="The agent 'animal2' of .* joined within an episode"):
+    with pytest.raises(EnvError, match="The agent 'animal2' of .* joined within an episode"):
         environment.execute(np.asarray([1, 1]))
 
 
@@ -149,7 +149,7 @@ def test_answers_of_another_number_are_refused(change, message):
     inner, execute = environment.environment, environment.environment.execute
     inner.execute = lambda actions: change(*execute(actions))
     environment.reset()
-    with pytest.raises(EnvironmentError, match=message):
+    with pytest.raises(EnvError, match=message):
         environment.execute([1, 1, 1])
 
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_told():
     silent.step = lambda actions: ({}, {}, {}, {}, {})
     environment = Environment.create(environment=silent)
     environment.reset()
-    with pytest.raises(EnvironmentError, match="told nothing of the agent 'animal0'"):
+    with pytest.raises(EnvError, match="told nothing of the agent 'animal0'"):
         environment.execute([1, 1, 1])
     from operant.envs.vector import create
 

@@ -18,7 +18,7 @@ from tests.asking import ask
 from operant import Runner
 from operant.envs import Environment
 from operant.envs.remote import connect
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError
+from operant.errors import EnvError, SpaceError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
 
@@ -179,7 +179,7 @@ def test_restarts_are_bounded_and_the_last_error_has_the_traceback(module):
     assert ask(connection, 1).terminal == 2
     pid = ask(connection).states["pid"]
     with pytest.raises(
-        EnvironmentError,
+        EnvError,
         match=r"(?s)Environment 0 of 'Count' \(process \d+\) failed: RuntimeError: the motor is stuck, and "
         r"it was "
         r"replaced once already\. Mend .*traceback.*in execute",
@@ -194,7 +194,7 @@ def test_a_reset_that_always_fails_ends(module):
     # The first reset is for the spaces.
     (connection,) = connect(module.Count, remote="multiprocessing", max_restarts=1, fail_reset=2)
     match = r"(?s)nothing to begin with, and it was replaced once.*in reset"
-    with pytest.raises(EnvironmentError, match=match):
+    with pytest.raises(EnvError, match=match):
         ask(connection, seed=1)
     assert connection.restarts == 1
 

@@ -16,7 +16,7 @@ from tests.asking import ask
 from operant import Runner
 from operant.envs import Environment
 from operant.envs.remote import connect
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
 pytestmark = [
@@ -128,7 +128,7 @@ def test_a_failure_ends_the_episode_and_another_actor_goes_on(count):
     again = ask(count).states
     assert again["pid"] != first["pid"] and again["seed"] not in (-1, 5)
     count.send_execute(3)  # the process ends
-    with pytest.raises(EnvironmentError, match=r"was lost: .* and it was replaced once already"):
+    with pytest.raises(EnvError, match=r"was lost: .* and it was replaced once already"):
         count.receive()
 
 

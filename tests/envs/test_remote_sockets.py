@@ -31,7 +31,7 @@ from operant.envs.remote.serve import ServeConfig, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
 from operant.envs.remote.service import describe
 from operant.envs.workers.restarts import LostError
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
 HOST = "127.0.0.1"
@@ -147,7 +147,7 @@ def test_ports_in_a_row_for_one_host_and_port():
         second = a.ports[0] + 1
         try:
             b = serving("CartPole-v1", ports=[second])
-        except EnvironmentError:
+        except EnvError:
             pytest.skip(f"port {second} is taken by another program")
         with b, clients(a.ports[0], num_parallel=2) as found:
             assert [c._place() for c in found] == [f"{HOST}:{a.ports[0]}", f"{HOST}:{second}"]
@@ -169,9 +169,7 @@ def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
 
         monkeypatch.setattr(server, "_reject", noted)
         for wrong in ({}, {"token": TOKEN[::-1]}):
-            with pytest.raises(
-                EnvironmentError, match=rf"\({HOST}:{port}\) refused: The token is not the server's"
-            ):
+            with pytest.raises(EnvError, match=rf"\({HOST}:{port}\) refused: The token is not the server's"):
                 connect(remote="socket-client", host=HOST, port=port, **wrong)
         wait_until(lambda: server.rejected == 2)
         assert reasons == ["a wrong token"] * 2
@@ -201,9 +199,7 @@ def test_a_server_that_does_not_know_the_token_is_not_trusted():
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with pytest.raises(
-        EnvironmentError, match=r"does not know the token. It may not be the server that you mean"
-    ):
+    with pytest.raises(EnvError, match=r"does not know the token. It may not be the server that you mean"):
         connect(remote="socket-client", host=HOST, port=listener.getsockname()[1], token=TOKEN)
     thread.join()
     listener.close()
@@ -222,7 +218,7 @@ def test_another_version_is_named():
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with pytest.raises(EnvironmentError, match=r"speaks version 2 of the protocol, and this side version 1"):
+    with pytest.raises(EnvError, match=r"speaks version 2 of the protocol, and this side version 1"):
         connect(remote="socket-client", host=HOST, port=listener.getsockname()[1])
     thread.join()
     listener.close()
@@ -366,7 +362,7 @@ def test_tls(module, certificate):
             assert isinstance(connection._channel._sock, ssl.SSLSocket)
             assert ask(connection).states.shape == (100_000,)
             assert ask(connection, 1).states[-1] == 0
-        with pytest.raises(EnvironmentError, match=r"did not agree on TLS: .*self-signed"):
+        with pytest.raises(EnvError, match=r"did not agree on TLS: .*self-signed"):
             connect(
                 remote="socket-client",
                 host=HOST,
@@ -375,13 +371,13 @@ def test_tls(module, certificate):
                 certificate="system",
                 start_seconds=0.5,
             )
-        with pytest.raises(EnvironmentError, match=r"could not be reached within 0.5 s"):
+        with pytest.raises(EnvError, match=r"could not be reached within 0.5 s"):
             connect(remote="socket-client", host=HOST, port=port, token=TOKEN, start_seconds=0.5)
         with clients(port, token=TOKEN, certificate=certificate[0]) as (connection,):
             assert ask(connection).states.shape == (100_000,)
     with (
         serving("CartPole-v1") as server,
-        pytest.raises(EnvironmentError, match=r"could not be reached within 0.5 s"),
+        pytest.raises(EnvError, match=r"could not be reached within 0.5 s"),
     ):
         connect(
             remote="socket-client",
@@ -460,9 +456,7 @@ def test_environments_that_fail_too_often_are_made_anew_for_the_next_client(modu
     with serving(module.Count, processes=True, limits=ConnectionLimits(max_restarts=0)) as server:
         with clients(server.ports[0], max_restarts=0) as (connection,):
             ask(connection)
-            with pytest.raises(
-                EnvironmentError, match=r"(?s)failed: Environment 0 of 'Count'.*the motor is stuck"
-            ):
+            with pytest.raises(EnvError, match=r"(?s)failed: Environment 0 of 'Count'.*the motor is stuck"):
                 ask(connection, 1)
         with clients(server.ports[0]) as (connection,):
             assert ask(connection).terminal == 0
@@ -477,9 +471,7 @@ def test_an_environment_that_cannot_be_made_anew_is_tried_again(module, monkeypa
             ask(connection)
             monkeypatch.setattr(module.Count, "__init__", no_licence)
             assert ask(connection, 1).terminal == 2
-        with pytest.raises(
-            EnvironmentError, match=r"within 0.5 s: The environment cannot be made.*no licence"
-        ):
+        with pytest.raises(EnvError, match=r"within 0.5 s: The environment cannot be made.*no licence"):
             connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.5)
         monkeypatch.undo()
         with clients(server.ports[0]) as (connection,):
@@ -557,16 +549,14 @@ def test_a_server_that_does_not_come_back_is_named():
         server.close()
         assert ask(connection, 0).terminal == 2
         with pytest.raises(
-            EnvironmentError,
+            EnvError,
             match=(
                 rf"'CartPole-v1' \({HOST}:{server.ports[0]}\) could not be reached within 0.5 s: "
                 r".*refused, and it was"
             ),
         ):
             ask(connection)
-    with pytest.raises(
-        EnvironmentError, match=rf"Environment 0 \({HOST}:{server.ports[0]}\) could not be reached"
-    ):
+    with pytest.raises(EnvError, match=rf"Environment 0 \({HOST}:{server.ports[0]}\) could not be reached"):
         connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.2)
 
 
@@ -618,13 +608,13 @@ def test_another_environment_in_its_place_is_refused():
         first.close()
         with serving("Pendulum-v1", ports=[port]):
             assert ask(connection, 0).terminal == 2
-            with pytest.raises(EnvironmentError, match=r"came back with another environment"):
+            with pytest.raises(EnvError, match=r"came back with another environment"):
                 ask(connection)
 
 
 def test_one_client_for_one_environment():
     with serving("CartPole-v1") as server:
-        taken = pytest.raises(EnvironmentError, match=r"within 0.3 s: All 1 environments are taken")
+        taken = pytest.raises(EnvError, match=r"within 0.3 s: All 1 environments are taken")
         with clients(server.ports[0]), taken:
             connect(remote="socket-client", host=HOST, port=server.ports[0], start_seconds=0.3)
         with clients(server.ports[0]) as (connection,):
@@ -667,7 +657,7 @@ def test_the_server_ends_after_so_many_sessions():
 
 
 def test_a_port_that_is_taken():
-    taken = pytest.raises(EnvironmentError, match=rf"Port \d+ of host '{HOST}' cannot be listened on")
+    taken = pytest.raises(EnvError, match=rf"Port \d+ of host '{HOST}' cannot be listened on")
     with serving("CartPole-v1") as server, taken:
         serving("CartPole-v1", ports=server.ports)
 
@@ -842,7 +832,7 @@ def test_an_environment_in_another_language():
             assert [answer[1] for answer in answers] == [0] * (steps - 1) + [terminal]
             assert answers[-1][0].tolist() == [end] and answers[-1][2] == -1.0
         env.close()
-        with pytest.raises(EnvironmentError, match=r"refused: The token is not the server's"):
+        with pytest.raises(EnvError, match=r"refused: The token is not the server's"):
             connect(**address, token=TOKEN[::-1])
     finally:
         process.kill()

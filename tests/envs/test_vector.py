@@ -35,7 +35,7 @@ from operant.envs.vector import sync_vector
 from operant.envs.vector.async_vector import processors
 from operant.envs.vector.base import VectorStep, seed_of
 from operant.envs.vector.create import create
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 from operant.training.drivers.host_driver import HostDriver
 from operant.training.evaluate import run_episodes
 
@@ -684,7 +684,7 @@ def test_faults_name_the_environment(module, mode):
         for action, message in faults.items():
             env.reset(0)
             env.step(act(0, 0, 0))
-            with pytest.raises(EnvironmentError, match=message) as error:
+            with pytest.raises(EnvError, match=message) as error:
                 env.step(act(0, 0, action))
             if mode == "processes":
                 assert "Worker 1, traceback (most recent call last)" in str(error.value)
@@ -700,7 +700,7 @@ def test_a_reset_that_follows_an_episode_is_not_called_a_step(module, mode):
         env.step(act(0, 0))
         assert env.step(act(0, 0)).terminated.all()
         with pytest.raises(
-            EnvironmentError, match=r"0 of 'Once' raised ValueError in reset: worn out \(.*count_envs.py"
+            EnvError, match=r"0 of 'Once' raised ValueError in reset: worn out \(.*count_envs.py"
         ):
             env.step(act(0, 0))
 
@@ -714,7 +714,7 @@ def test_a_vector_that_fails_in_reset_is_named(module):
     ) as env:
         env.reset(0)
         with pytest.raises(
-            EnvironmentError, match=r"The vector of .* raised ValueError in reset: worn out \(.*count_envs.py"
+            EnvError, match=r"The vector of .* raised ValueError in reset: worn out \(.*count_envs.py"
         ):
             env.reset(0)
 
@@ -739,11 +739,11 @@ def test_how_often_observations_are_looked_at(module):
             env.reset(0)
             env.step(act(0))
             if found:
-                with pytest.raises(EnvironmentError, match=r"must be finite"):
+                with pytest.raises(EnvError, match=r"must be finite"):
                     env.step(act(4))
             else:
                 assert np.isnan(env.step(act(4)).observation["state"]).all()
-            with pytest.raises(EnvironmentError, match=r"The reward must be finite"):
+            with pytest.raises(EnvError, match=r"The reward must be finite"):
                 env.step(act(5))
 
 
@@ -777,7 +777,7 @@ def test_first_steps_are_looked_at_in_full(module, answer, message):
 
     with create(Bad, 1, "in-process") as env:
         env.reset(0)
-        with pytest.raises(EnvironmentError, match=f"Environment 0 of 'Bad'.*{message}"):
+        with pytest.raises(EnvError, match=f"Environment 0 of 'Bad'.*{message}"):
             env.step(act(0))
 
 
@@ -821,7 +821,7 @@ class Forgets(gymnasium.vector.VectorWrapper):
 def test_an_entry_that_is_missing_later_is_named(make, where):
     actions = {"action": np.zeros(1, np.int32)}
     message = rf"^{where}: The observation must be a dict with 'arm', 'grip'\. Received: 'arm'\."
-    with make() as env, pytest.raises(EnvironmentError, match=message):
+    with make() as env, pytest.raises(EnvError, match=message):
         env.reset(0)
         for _ in range(2):
             env.step(actions)
@@ -925,7 +925,7 @@ def test_an_evaluation_ends_where_one_environment_is_lost_again_and_again(module
             return act(3 if observation["state"][0, 1] == 6 and next(rows) < 900 else 0, 0), carry
 
         with pytest.raises(
-            EnvironmentError,
+            EnvError,
             match=r"Worker 0 of .* ended with exit code 5, and it was replaced 3 times already",
         ):
             run_episodes(choose, (), env, 2, seed=1)
@@ -992,9 +992,7 @@ def test_a_worker_that_exits_or_hangs_is_replaced_a_bounded_number_of_times(modu
         assert env.step(act(0, 2)).truncated.tolist()[1]
         assert time.monotonic() - begun < 30
         assert env.restarts == 2
-        with pytest.raises(
-            EnvironmentError, match=r"ended with exit code 5, and it was replaced once already"
-        ):
+        with pytest.raises(EnvError, match=r"ended with exit code 5, and it was replaced once already"):
             env.step(act(3, 0))
 
 
@@ -1049,7 +1047,7 @@ def test_a_worker_that_never_starts_is_an_error(module, tmp_path):
     ) as env:
         env.reset(0)
         message = r"ended with exit code 7 while it started, and it was replaced once already"
-        with pytest.raises(EnvironmentError, match=message):
+        with pytest.raises(EnvError, match=message):
             env.step(act(3))
 
 
@@ -1087,15 +1085,15 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(module):
         module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=1, check="never"
     ) as env:
         env.reset(0)
-        with pytest.raises(EnvironmentError, match=r"the motor is stuck"):
+        with pytest.raises(EnvError, match=r"the motor is stuck"):
             env.step(act(7, 1))
         time.sleep(1.0)
         assert env.reset(1)["state"][:, 1].tolist() == [0.0, 0.0] and env.restarts == 1
         assert env.step(act(0, 0)).observation["state"][:, 1].tolist() == [1.0, 1.0]
-        with pytest.raises(EnvironmentError, match=r"did not answer within 0.5 s, and it was replaced once"):
+        with pytest.raises(EnvError, match=r"did not answer within 0.5 s, and it was replaced once"):
             env.step(act(7, 0))
         time.sleep(1.0)
-        with pytest.raises(EnvironmentError, match=r"did not answer within 0.5 s, and it was replaced once"):
+        with pytest.raises(EnvError, match=r"did not answer within 0.5 s, and it was replaced once"):
             env.reset(2)
 
 
@@ -1276,7 +1274,7 @@ def test_masks_are_looked_at_in_every_step(form):
             if allowed < 2:
                 vector.step(action)
             else:
-                with pytest.raises(EnvironmentError, match=r"'action_mask' must allow at least one value"):
+                with pytest.raises(EnvError, match=r"'action_mask' must allow at least one value"):
                     vector.step(action)
     with create(made(3), mode=mode) as vector:  # nothing is chosen in the state that ends an episode
         vector.reset(0)

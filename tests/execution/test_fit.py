@@ -22,7 +22,7 @@ from operant import ModelReader, checkpoint
 from operant.agents.table import AGENTS, config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.vector import create
-from operant.errors import CheckpointError, EnvironmentError, MismatchError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvError, MismatchError, SpecError, UsageError
 from operant.execution.trainers.arguments import ReplayBuffer1, ReplayBuffer2, refuse_shared_weights
 from operant.execution.trainers.inputs import create_envs
 from operant.execution.trainers.trainer import CLASSES, trainer
@@ -241,7 +241,7 @@ def test_a_vector_of_operants_own_is_trained_in_as_it_is():
         operant.PPO(given, NET, eval_frequency=10, eval_envs=given)
     agent = operant.PPO(given, NET, **SMALL)  # which the refusal has left open
     outcome = agent.fit(max_steps=200)
-    assert agent.session.environments.vector is given and agent.run.n_envs == 2
+    assert agent.session.environments.vector is given and agent.run_config.n_envs == 2
     assert 200 <= outcome.step < 250 and outcome.episodes
     agent.close()
     with pytest.raises(UsageError, match="is closed"):
@@ -289,7 +289,7 @@ def test_none_is_a_value_of_what_may_be_none_and_else_the_default():
         "CartPole-v1", None, grad_norm=None, history_checkpoint=None, weights=None, quiet=True, seed=None
     )
     config = agent.session.definition.config
-    assert (config.grad_norm, config.model, agent.run.history_checkpoint) == (None, "auto", None)
+    assert (config.grad_norm, config.model, agent.run_config.history_checkpoint) == (None, "auto", None)
     assert config_class("ppo")().grad_norm is not None
     agent.close()
     for name in ("lr", "learning_rate"):
@@ -646,7 +646,7 @@ def test_a_checkpoint_without_memory_empties_that_of_the_object(tmp_path):
 def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     env = Breaks(gymnasium.make("CartPole-v1"))
     agent = operant.PPO([env], NET, run_dir=str(tmp_path), **SMALL)
-    with pytest.raises(EnvironmentError, match="out of order"):
+    with pytest.raises(EnvError, match="out of order"):
         agent.fit(max_steps=5000)
     header = checkpoint.read_header(checkpoint.latest(tmp_path / "checkpoints"))
     assert 500 < header["training"]["step"] <= 700
@@ -671,12 +671,12 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
     agent = operant.PPO("jax:CartPole-v1", NET, run_dir=str(folder), **SMALL)
     agent.fit(max_steps=200)
     agent.fit(max_steps=400)
-    assert {path.name for path in folder.iterdir()} == {
+    assert {path.name.partition(".tfevents.")[0] for path in folder.iterdir()} == {
         "run.json",
         "checkpoints",
         "history.parquet",
         "metrics.jsonl",
-        "events",
+        "events.out",
     }
     history = read_history(folder / "history.parquet")
     assert len(history["step"]) == agent.games and history["step"][-1] <= agent.steps

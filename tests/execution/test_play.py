@@ -16,9 +16,10 @@ import pytest
 
 import operant
 from operant.cli import main
-from operant.errors import EnvironmentError, SpecError
+from operant.envs.vector.create import create
+from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
-from operant.execution.render import Pictures, RenderWrapper, Video, Window
+from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner
 from operant.execution.trainers.inputs import create_envs
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
@@ -277,6 +278,27 @@ def test_mujocos_camera_follows_unless_another_view_was_chosen(env, chosen, foll
     assert filmed.unwrapped.mujoco_renderer.camera_id == (0 if follows else gymnasiums)
 
 
+@pytest.mark.parametrize(
+    ("env", "arguments", "rate"),
+    [
+        ("ALE/Pong-v5", {}, 15),  # ALE shows every fourth of 60 frames
+        ("PongNoFrameskip-v4", {}, 60),
+        ("PongNoFrameskip-v4", {"preprocess": True}, 15),
+        ("PongNoFrameskip-v4", {"preprocess": True, "frame_skip": 2}, 30),
+        ("CartPole-v1", {}, 50),
+    ],
+)
+def test_videos_run_at_the_speed_of_the_environment(env, arguments, rate):
+    if "Pong" in env:
+        pytest.importorskip("ale_py", reason="Atari is an extra")
+    vector = create(env, 1, render_mode="rgb_array", mode="in-process", **arguments)
+    assert frame_rate(inner(vector)) == rate
+    vector.close()
+    if env == "CartPole-v1":
+        slow = gymnasium.wrappers.MaxAndSkipObservation(gymnasium.make(env), skip=5)
+        assert frame_rate(slow) == 10
+
+
 class Draws(gymnasium.Env):
     """Renders what `draw` gives for the number of a frame."""
 
@@ -319,12 +341,12 @@ class Draws(gymnasium.Env):
         (lambda t: [], SpecError, r"Received: list\. Make it with render_mode='rgb_array'"),
         (
             lambda t: [][t],
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised IndexError in render: list index out of range \(.*test_play.py, line ",
         ),
         (
             lambda t: gymnasium.Env.render(None),
-            EnvironmentError,
+            EnvError,
             r"'Draws' raised NotImplementedErr\w+ in render \(.*test_play.py, line ",
         ),
     ],
@@ -432,7 +454,7 @@ def test_a_class_plays_and_trains_on(tmp_path, capsys):
     again = agent.play(frame_dir=str(tmp_path / "f"), frame_frequency=2, episodes=2)
     assert {file.parent.name for file in again.files} == {"episode-002", "episode-003"}
     assert all(file.exists() for file in [*played.files, *again.files])
-    agent.run = agent.run.replace(max_episode_timesteps=4)
+    agent.run_config = agent.run_config.replace(max_episode_timesteps=4)
     assert agent.play(episodes=2).lengths == [4, 4]
     agent.fit(max_steps=400)
     assert (np.diff(read_history(history)["step"]) >= 0).all()

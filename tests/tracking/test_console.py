@@ -4,6 +4,7 @@ import io
 import math
 import re
 import sys
+import types
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -88,11 +89,16 @@ def test_log_frequency_counts_episodes():
 
 
 def test_how_a_run_ended():
-    ended = Outcome("max_steps", "Maximum steps exceeded", 1000, 2, 20.5, 21.0, 3.25)
-    assert ended.summary == "Maximum steps exceeded: 1000 steps, 2 episodes, mean return 20.50, 3.2 s"
-    assert ended._replace(skipped=7).summary.endswith("mean return 20.50, 7 gradient step(s) left out, 3.2 s")
-    early = ended._replace(episodes=0, mean_reward=math.nan)
-    assert early.summary == "Maximum steps exceeded: 1000 steps, 0 episodes, mean return -, 3.2 s"
+    ended = Outcome("max_steps", "Done", 1000, 2, 20.5, 21.0, 3.25)
+    assert ended.summary == "Done: mean return 20.50 after 1,000 steps (3.25 s, 2 episodes)"
+    reached = ended._replace(reason="target", skipped=7, seconds=95.4)
+    assert reached.summary == (
+        "Done: mean return 20.50 reached after 1,000 steps (1 min 35 s, 2 episodes, 7 gradient step(s) left out)"
+    )
+    early = ended._replace(episodes=0, mean_reward=math.nan, seconds=7380.0)
+    assert early.summary == "Done: no episode has ended in 1,000 steps (2 h 3 min, 0 episodes)"
+    warm = ended._replace(mean_reward=math.nan)
+    assert warm.summary == "Done: 1,000 steps, no mean return yet (3.25 s, 2 episodes)"
 
 
 def test_a_resumed_run_takes_its_speed_from_where_it_began():
@@ -154,10 +160,39 @@ def test_messages_above_the_live_display_are_as_they_are(monkeypatch):
     stream = Terminal()
     console = Console(max_steps=1000, stream=stream)
     console.record(Record(0, 0.0, {}))
-    command = f"Continue with: operant train --resume '{'long name ' * 9}:x:'"
+    command = f"Continue: operant train --resume '{'long name ' * 9}:x:'"
     console.message(command)
     console.close()
     assert f"{command}\n" in stream.getvalue()
+
+
+def test_in_a_notebook_one_output_is_drawn_over(monkeypatch):
+    shown = []
+
+    class Cell:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    class OutStream(io.StringIO):
+        __module__ = "ipykernel.iostream"
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Cell()
+
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    monkeypatch.setattr(sys, "stdout", OutStream())
+    console = Console(max_steps=1000)
+    console.record(record(250, 2.0, games=1, mean=20.125, best=21))
+    console.record(record(255, 2.1))  # too soon to draw again
+    console._drawn = 0.0
+    console.record(record(500, 3.0))
+    console.message("Done")
+    console.close()
+    first, second, last = shown
+    assert " 25% " in first and "250 steps  1 episodes" in first and "mean 20.12" in first
+    assert " 50% " in second and "500 steps" in second and "\x1b" not in first + second
+    assert last == "" and sys.stdout.getvalue() == "Done\n"
 
 
 # The group of loggers

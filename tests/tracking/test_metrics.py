@@ -14,7 +14,7 @@ import pytest
 import operant
 from operant import checkpoint
 from operant.cli import main
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import EnvError, SpecError
 from operant.tracking import LoggerGroup, MetricsFile, Record
 
 NET = [{"type": "dense", "size": 8}]
@@ -187,7 +187,7 @@ def test_a_run_that_fails_reports_what_it_came_to(tmp_path):
     env = Breaks(gymnasium.make("CartPole-v1"))
     settings = {**SMALL, "n_envs": None, "log_frequency": 1_000}
     agent = operant.PPO([env], NET, run_dir=str(tmp_path / "run"), **settings)
-    with pytest.raises(EnvironmentError, match="out of order"):
+    with pytest.raises(EnvError, match="out of order"):
         agent.fit(max_steps=5000)
     (row,) = rows(tmp_path / "run" / "metrics.jsonl")
     saved = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]

@@ -47,7 +47,7 @@ def test_plot_history_draws_the_columns(histories):
     assert second.get_ydata().tolist() == [0, 2, 4, 6]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ppo", "a2c"]
     assert ax.get_title(loc="left") == "CartPole-v1"
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "mean reward")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("environment steps", "mean return")
 
 
 def test_plot_history_options(histories):
@@ -56,7 +56,7 @@ def test_plot_history_options(histories):
     assert line.get_xdata().tolist() == [30, 90]  # 1800 s and 5400 s; every second episode
     assert line.get_ydata().tolist() == [0, 10]
     assert ax.get_title(loc="left") == "ppo - Pong"
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (minutes)", "episode reward")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (minutes)", "return")
     assert plot_history(histories[1:], ["x"], "Pong", ax=ax) is ax
     assert len(ax.get_lines()) == 2
 
@@ -92,7 +92,8 @@ def test_learning_curve_over_seeds():
     assert curve.get_xdata().tolist() == [0, 50, 100]  # what all three cover
     # at 50: 50, 150 and 250; at 100: 100, 300 and 300
     np.testing.assert_allclose(curve.get_ydata(), [200 / 3, 150, 700 / 3])
-    assert single.get_ydata().tolist() == [0, 50, 100]
+    assert single.get_ydata().tolist() == [0, 100]  # as it was recorded
+    assert [line.get_marker() for line in (curve, single)] == ["o", "o"]
     assert target.get_ydata() == [250, 250]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["ppo (3 seeds)", "one (1 seed)", "target 250"]

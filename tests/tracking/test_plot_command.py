@@ -10,11 +10,11 @@ import pytest
 
 from operant.cli import main
 from operant.errors import SpecError, UsageError
-from operant.tracking import EpisodeRecord, History, study_plots
+from operant.tracking import EpisodeRecord, History, learning_curve, study_plots
 from operant.tracking.bootstrap import stratified
 from operant.tracking.figures import PlotConfig, _beginning, aggregates, plot
 from operant.tracking.learning_curves import settled
-from operant.tracking.plot_style import check_format
+from operant.tracking.plot_style import as_svg, check_format
 from operant.tracking.runs import grouped, read
 
 
@@ -65,9 +65,27 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
     other = [made(tmp_path / f"in{i}" / "run", 10, env_kwargs=order) for i, order in enumerate(orders)]
     told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *other]))["CartPole-v1"].items()}
     assert told == {"ppo, env_kwargs null": 2, 'ppo, env_kwargs {"g": 1, "h": 2}': 2}
+    rates = (0.0023280577458452065, 0.0023, 0.002331)
+    tuned = [made(tmp_path / "tuned" / f"t{i}", 10, lr=rate) for i, rate in enumerate(rates)]
+    assert list(grouped(read(tuned[:2]))["CartPole-v1"]) == ["ppo, lr 0.00233", "ppo, lr 0.0023"]
+    told = list(grouped(read(tuned))["CartPole-v1"])
+    assert told == ["ppo, lr 0.002328", "ppo, lr 0.0023", "ppo, lr 0.00233"]
     named = grouped(read(paths), ["old", "old", "new", "new"])["CartPole-v1"]
     assert {label: len(runs) for label, runs in named.items()} == {"old": 2, "new": 2}
     assert [run.path for run in read([tmp_path])] == sorted(paths)  # a folder of runs
+
+
+def test_evaluations_are_drawn_where_they_were(tmp_path):
+    run = made(tmp_path / "run", 10)
+    steps = [(i + 1) * 17 for i in range(5)]
+    logger = History(run / "evaluations.parquet")
+    logger.episodes([EpisodeRecord(step, 1.0, 2.0, 20, 0, float(step), 2.0) for step in steps])
+    logger.close()
+    (found,) = read([run], evaluations=True)
+    (line,) = learning_curve({"$a": [found.columns]}, title="$x$").get_lines()
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == (steps, steps)
+    assert line.get_marker() == "o"
+    assert "$a (1 seed)" in texts(line.figure) and "$x$" in texts(line.figure)
 
 
 def test_a_history_elsewhere_is_found_and_files_stand_for_themselves(tmp_path):
@@ -400,11 +418,11 @@ def trial(number, value=None, state="complete", **params):
     return study_plots.Trial(number, state, value, params)
 
 
-def texts(path):
-    return " ".join(ElementTree.parse(path).getroot().itertext())
+def texts(figure):
+    return " ".join(ElementTree.fromstring(as_svg(figure)).itertext())
 
 
-def test_pictures_of_a_study(tmp_path):
+def test_pictures_of_a_study():
     trials = [
         trial(0, 10.0, lr=1e-4, n_steps=16, double=True),
         trial(1, 30.0, lr=1e-3, n_steps=32, double=False),
@@ -412,18 +430,17 @@ def test_pictures_of_a_study(tmp_path):
         trial(3, None, "fail", lr=1e-1, n_steps=16, double=True),
         trial(4, 20.0, lr=1e-2, n_steps=16, double=True),
     ]
-    words = texts(study_plots.history(trials, tmp_path / "history.svg", "title"))
+    words = texts(study_plots.history(trials, "title"))
     assert all(
         word in words for word in ("title", "complete", "pruned", "failed", "best so far", "mean return")
     )
-    words = texts(
-        study_plots.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, tmp_path / "i.svg", "title")
-    )
+    words = texts(study_plots.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, "title"))
     assert all(word in words for word in ("0.90", "0.10", "<0.01", "n steps"))
     complete = [t for t in trials if t.state == "complete"]
-    words = texts(study_plots.parallel(complete, {"lr"}, tmp_path / "p.svg", "title"))
+    words = texts(study_plots.parallel(complete, {"lr"}, "a $x$ title"))
     assert all(
-        word in words for word in ("lr", "n steps", "double", "True", "False", "0.0001", "0.001", "0.01")
+        word in words
+        for word in ("lr", "a $x$ title", "n steps", "double", "True", "False", "0.0001", "0.001", "0.01")
     )
 
 
@@ -437,7 +454,9 @@ def test_parallel_scales():
     assert many.height(99) == 1.0 and len(many.ticks()) == 5
 
 
-def test_a_study_of_one_trial_has_a_history(tmp_path):
-    assert study_plots.history([trial(0, 1.0)], tmp_path / "h.png").exists()
-    assert study_plots.parallel([trial(0, 1.0, lr=0.1)], {"lr"}, tmp_path / "p.png").exists()
-    assert study_plots.history([trial(0, None, "fail")], tmp_path / "f.png").exists()
+def test_the_best_of_a_single_trial_is_drawn():
+    (line,) = study_plots.history([trial(2, 1.0)]).axes[0].get_lines()
+    assert line.get_label() == "best so far"
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([2, 2.4], [1, 1])
+    assert study_plots.parallel([trial(0, 1.0, lr=0.1)], {"lr"}).axes
+    assert study_plots.history([trial(0, None, "fail")]).axes

@@ -61,7 +61,7 @@ def test_what_callbacks_add_and_change_is_recorded(fitted, tmp_path):
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="the viewer is an extra"
     )
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "events")).Reload()
+    events = accumulator.EventAccumulator(str(tmp_path / "run")).Reload()
     assert [e.value for e in events.Scalars("mine/score")] == [0.5] * len(told)
 
 

@@ -20,7 +20,7 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.checkpoint import compare
 from operant.cli import main
 from operant.envs.native.classic import CartPole
-from operant.errors import CheckpointError, EnvironmentError, SpaceError, SpecError, UsageError
+from operant.errors import CheckpointError, EnvError, SpaceError, SpecError, UsageError
 from operant.execution.play import PlayConfig, play
 from operant.execution.trainers.inputs import create_envs
 from operant.spec.run import RunConfig
@@ -111,7 +111,7 @@ def test_the_best_policy_is_kept_and_played():
     found = rows()
     best = found["step"][np.argmax(found["mean_reward"])]
     assert (outcome.evaluated.best_step, outcome.evaluated.best_reward) == (best, found["mean_reward"].max())
-    assert f"best evaluation {outcome.evaluated.best_reward:.2f} at {best} steps" in outcome.summary
+    assert f"best evaluation {outcome.evaluated.best_reward:.2f} at {best:,} steps" in outcome.summary
     path = checkpoint.latest("run/best")
     assert path.name == f"step-{best:012d}" and len(checkpoint.list_checkpoints("run/best")) == 1
     # The weights are those of the best evaluation, too, not of the best mean in training.
@@ -424,7 +424,7 @@ def test_what_was_learnt_is_told_where_an_evaluation_fails():
         [Games(), Games()], NET, eval_envs=[Failing()], eval_frequency=100, run_dir="run", **SMALL
     )
     began = time.perf_counter()
-    with pytest.raises(EnvironmentError, match="no"):
+    with pytest.raises(EnvError, match="no"):
         agent.fit(max_steps=300)
     assert (
         0 < agent.elapsed < time.perf_counter() - began - 0.5

@@ -14,7 +14,7 @@ from operant import Runner, checkpoint
 from operant.checkpoint import durable
 from operant.cli import main
 from operant.envs.validation_errors import raise_of_handler
-from operant.errors import EnvironmentError
+from operant.errors import EnvError
 from operant.execution.trainers.trainer import trainer
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
@@ -57,7 +57,7 @@ def test_a_block_in_which_an_environment_fails_is_forgotten(monkeypatch, tmp_pat
         return advance(block, *rest)
 
     monkeypatch.setattr(engine, "advance", watched)
-    with pytest.raises(EnvironmentError, match="no more"):
+    with pytest.raises(EnvError, match="no more"):
         agent.fit(max_steps=400)
     assert agent.steps == engine.counter("timesteps") == 51  # of 56 rows, of which 5 begin episodes
     assert agent.games == engine.counter("episodes") == 5
@@ -211,7 +211,7 @@ def restored_signals():
         (
             Leaves,
             None,
-            EnvironmentError,
+            EnvError,
             r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+",
         ),
         ("CartPole-v1", ends, SystemExit, "^3$"),
@@ -233,7 +233,7 @@ def test_what_was_learnt_before_somebody_ended_the_program_is_saved(
 @pytest.mark.parametrize(
     ("env", "error", "told"),
     [
-        (Leaves, EnvironmentError, r"^'Leaves' raised SystemExit in execute: 0 \(.*, line \d+"),
+        (Leaves, EnvError, r"^'Leaves' raised SystemExit in execute: 0 \(.*, line \d+"),
         (Told, SystemExit, "^4$"),
     ],
 )
@@ -254,7 +254,7 @@ class Unmade(Leaves):
 def test_an_environment_that_ends_the_program_as_it_is_made_is_told():
     told = r"^'Unmade' raised SystemExit as it was made: 0 \(.*, line \d+"
     for make in (lambda: Runner("random", Unmade), lambda: trainer("A2C")(Unmade, model=NET)):
-        with pytest.raises(EnvironmentError, match=told):
+        with pytest.raises(EnvError, match=told):
             make()
 
 

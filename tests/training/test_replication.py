@@ -188,7 +188,7 @@ def test_an_interrupted_seed_is_named_and_there_is_no_interval(tmp_path, monkeyp
     replicate(plan(tmp_path / "two", env="CartPole-v1", quiet=False), 2)
     said = capsys.readouterr().out
     assert "Interrupted: 1 of 2 seeds (seed-6)" in said and "interval" not in said
-    assert f"Continue with: operant train --resume {tmp_path / 'two' / 'seed-6'}\n" in said
+    assert f"Continue: operant train --resume {tmp_path / 'two' / 'seed-6'}\n" in said
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_command_line(tmp_path, capsys):
     assert (
         "2 seeds at once" in said
         and "Mean return over 2 seeds" in said
-        and "Seed 4: Maximum steps exceeded" in said
+        and "Seed 4: Done: mean return" in said
     )
     record = json.loads((tmp_path / "r" / "seed-4" / "run.json").read_text())
     assert record["run"]["seed"] == 4 and "--n-seeds 2" in record["command"]

@@ -69,8 +69,8 @@ def test_paths_of_a_run_are_those_of_its_beginning(here, monkeypatch):
     run = RunConfig.from_dict(options)
     result = train(ExperimentConfig("a2c", {"model": NET}, run))
     monkeypatch.chdir(here)
-    assert {path.name for path in (here / "r").iterdir()} == {
-        "best", "checkpoints", "evaluations.parquet", "events", "metrics.jsonl", "run.json",
+    assert {path.name.partition(".tfevents.")[0] for path in (here / "r").iterdir()} == {
+        "best", "checkpoints", "evaluations.parquet", "events.out", "metrics.jsonl", "run.json",
     }  # fmt: skip
     assert result.directory == here / "r" and checkpoint.is_checkpoint("w/a2c")
     assert len(read_history("h.parquet")["step"]) > 0

@@ -26,10 +26,11 @@ from operant.errors import OperantError, SpecError, UsageError
 from operant.spec import options
 from operant.spec.run import RunConfig
 from operant.tracking import read_history, study_plots
+from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
-from operant.tuning.trial import TrialLostError, TrialProcess, numbered
+from operant.tuning.trial import TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
 TESTS = str(Path(__file__).parents[1])
@@ -270,13 +271,9 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
     assert "history.png" in names and "parallel.png" not in names
 
 
-def test_trials_are_drawn_over_whole_numbers(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(study_plots, "save", lambda drawing, out: drawn.append(drawing))
-    study_plots.history(
-        [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)], "history.png"
-    )
-    ticks = drawn[0].axes[0].get_xticks()
+def test_trials_are_drawn_over_whole_numbers():
+    trials = [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)]
+    ticks = study_plots.history(trials).axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 
 
@@ -639,7 +636,7 @@ def test_programs_that_an_environment_started_end_with_the_trial(here, monkeypat
 def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
     """Also while it trains: it was noticed when it had something to tell, maybe hours later."""
     code = (
-        "import sys, time; from operant.envs.workers import worker; worker._ORPHAN_SECONDS = 0.0; from "
+        "import sys, time; from operant.envs.workers import worker; worker.ORPHAN_SECONDS = 0.0; from "
         "operant.tuning import trial;trial._attempt = lambda *_: time.sleep(60); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
@@ -659,7 +656,7 @@ def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start
     monkeypatch.setattr(TrialProcess, "code", code)
     process, begun = TrialProcess(silent=True), time.monotonic()
     process.send({"do": "train"})
-    with pytest.raises(TrialLostError, match="ended with exit code 3"):
+    with pytest.raises(ProcessLostError, match="ended with exit code 3"):
         process.receive()
     assert time.monotonic() - begun < 60
 
@@ -683,7 +680,7 @@ def test_a_study_that_is_ended_before_its_first_trial_is_interrupted(here, monke
 
     def lost(self):
         signal.raise_signal(signal.SIGTERM)
-        raise TrialLostError("The process of the trial was killed by signal 15.")
+        raise ProcessLostError("The process of the trial was killed by signal 15.")
 
     monkeypatch.setattr(TrialProcess, "receive", lost)
     with pytest.raises(KeyboardInterrupt):

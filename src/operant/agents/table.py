@@ -81,7 +81,7 @@ AGENTS: dict[str, AgentEntry] = {
     "ddpg": AgentEntry(
         "ddpg",
         "DDPG",
-        "Deep deterministic policy gradient: replay; float actions with bounds",
+        "Deep deterministic policy gradient: replay; continuous actions with bounds",
         ("float",),
         bounded=True,
         form={
@@ -155,14 +155,14 @@ AGENTS: dict[str, AgentEntry] = {
     "sac": AgentEntry(
         "sac",
         "SAC",
-        "Soft actor-critic: replay, entropy; float actions with bounds",
+        "Soft actor-critic: replay, entropy; continuous actions with bounds",
         ("float",),
         bounded=True,
     ),
     "td3": AgentEntry(
         "td3",
         "TD3",
-        "Twin delayed DDPG: replay, two critics; float actions with bounds",
+        "Twin delayed DDPG: replay, two critics; continuous actions with bounds",
         ("float",),
         bounded=True,
     ),
@@ -191,6 +191,16 @@ ALIASES = {
     "tensorforce": "modular",
 }
 """Other names, and the agents of the table that they stand for."""
+OTHERS = {
+    "rainbow": "dqn --double --dueling --prioritized --noisy --n-steps 3 --distributional c51",
+    "c51": "dqn --distributional c51",
+    "qrdqn": "dqn --distributional quantile",
+    "per": "dqn --prioritized",
+    "a3c": "a2c",
+    "impala": "acer",
+    "maskableppo": "ppo",
+}
+"""Algorithms by other names, and the agents and flags that are them or come closest."""
 DEFAULT = "modular"
 """The agent if none is named."""
 
@@ -237,6 +247,8 @@ def resolve(name: str) -> str:
     known = name if name in AGENTS else ALIASES.get(name, name)
     if known not in AGENTS:
         remark = " A class of your own is given as module:Name." if "." in name else ""
+        if meant := OTHERS.get(name.lower().replace("_", "").replace("-", "")):
+            raise SpecError(f"Unknown agent {name!r}. Use: operant train {meant}")
         raise SpecError(f"Unknown agent {name!r}.{suggest(name, [*AGENTS, *ALIASES])}{remark}")
     return known
 

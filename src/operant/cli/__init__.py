@@ -22,6 +22,8 @@ COMMANDS = {
     "tune": "Tune hyperparameters given an agent, hyperparameter specs, and environment",
     "reproduce": "Repeat a run from its seed; tell whether the outcome is the same",
     "plot": "Plot learning curves and scores of runs",
+    "report": "Write a page about runs or a study: curves, settings, a video",
+    "card": "Write a model card with a copy of the agent, for the Hugging Face Hub",
     "run": "Run an agent in one or many environments, here or elsewhere",
     "serve": "Serve environments to agents on other machines",
     "list": "List agents, environments, presets or runs",
@@ -33,11 +35,25 @@ _MODULES = {
     "tune": "tuning",
     "reproduce": "reproducing",
     "plot": "plotting",
+    "report": "reporting",
+    "card": "publishing",
     "run": "running",
     "serve": "serving",
     "list": "listing",
     "completion": "completing",
 }
+
+
+HABITS = {
+    **dict.fromkeys(("eval", "evaluate", "test"), "play {} --episodes 100"),
+    **dict.fromkeys(("enjoy", "watch", "render", "record"), "play {} --video-dir videos"),
+    **dict.fromkeys(("resume", "continue"), "train --resume {}"),
+    **dict.fromkeys(("optimize", "optimise", "hpo", "sweep"), "tune ppo --env CartPole-v1"),
+    **dict.fromkeys(("envs", "agents", "presets", "runs", "algos"), "list"),
+    "replay": "reproduce {}",
+    "learn": "train",
+}
+"""What commands of other libraries are here; {} stands for the run that was named."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(130)
         return 130
     except OperantError as error:
-        print(f"operant: {error}", file=sys.stderr)
+        from operant.cli import parse
+
+        print(parse.readable(f"operant: {error}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,10 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _module(arguments: Sequence[str]) -> Any:
+def _module(arguments: list[str]) -> Any:
     """Return the module of a command; None if help or the version was asked for, and printed."""
     from operant.errors import UsageError, suggest
 
+    if arguments and arguments[0] == "help" and arguments[1:]:  # operant help train
+        arguments[:] = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         from operant.cli import tables
 
@@ -96,8 +116,18 @@ def _module(arguments: Sequence[str]) -> Any:
 
         print(f"operant {__version__}")
         return None
-    if command == "replay":
-        raise UsageError("replay is called reproduce: operant reproduce RUN")
     if command not in COMMANDS:
+        from operant.agents.table import AGENTS, ALIASES
+
+        named = next((word for word in arguments[1:] if not word.startswith("-")), "RUN")
+        if command == "export":
+            raise UsageError(
+                "A policy is exported in Python: operant.Agent.load("
+                f"{named!r}).save('exported', format='onnx'). It plays by: operant play exported --env ENV"
+            )
+        if command in HABITS:
+            raise UsageError(f"Unknown command {command!r}. Use: operant {HABITS[command].format(named)}")
+        if command.lower() in (*AGENTS, *ALIASES):
+            raise UsageError(f"{command!r} is an agent. Use: operant train {command.lower()} --env ENV")
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
     return importlib.import_module(f"operant.cli.{_MODULES[command]}")

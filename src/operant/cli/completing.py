@@ -12,7 +12,9 @@ from operant.cli.listing import WHAT
 from operant.cli.training import Extra
 from operant.envs.remote.serve import ServeConfig
 from operant.errors import SpecError, UsageError, suggest
+from operant.execution.model_card import CardConfig
 from operant.execution.play import PlayConfig
+from operant.execution.report import ReportConfig
 from operant.spec import Config, options
 from operant.spec.run import SHORT, RunConfig, RunnerConfig
 from operant.tracking.figures import PlotConfig
@@ -107,9 +109,11 @@ def _tree() -> argparse.ArgumentParser:
     fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
     fill(parsers["reproduce"], ReproduceConfig)
     fill(parsers["plot"], PlotConfig)
+    fill(parsers["report"], ReportConfig)
+    fill(parsers["card"], CardConfig)
     fill(parsers["run"], RunnerConfig, short=SHORT)
     fill(parsers["serve"], ServeConfig)
-    for command, count in (("reproduce", None), ("plot", "+")):
+    for command, count in (("reproduce", None), ("plot", "+"), ("report", "*"), ("card", None)):
         _completed(parsers[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
     parsers["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
     parsers["completion"].add_argument("shell", choices=SHELLS, help="Shell")

@@ -6,18 +6,21 @@ import argparse
 import contextlib
 import json
 import re
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from operant.agents.table import entry
-from operant.cli.tables import flag
-from operant.errors import UsageError, minibatch_hint, suggest, working_directory
-from operant.spec import Config, default, options
+from operant.agents.table import AGENTS, ALIASES, entry
+from operant.cli.tables import flag, switched
+from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
+from operant.spec import Config, aliases, default, options
 from operant.spec.run import RunConfig
 
-NAMES = ("agent", "env", "environment", "level")
+NAMES_OF_AGENTS = {*AGENTS, *ALIASES}
+NAMES = ("agent", "env", "environment", "level", "logger")
 """Options that may name something from a module."""
 
 
@@ -35,14 +38,28 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message[:1].upper() + message[1:] + ".")
 
 
-def leading_agent(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the agent, if any, that a command line begins with, and the flags; SpecError: there is none."""
+def leading_agent(arguments: Sequence[str], command: str) -> tuple[str | None, list[str]]:
+    """Return the agent, if any, that the arguments of a command begin with, and the flags.
+
+    Raises:
+        OperantError: there is no such agent.
+    """
     if not arguments or arguments[0].startswith("-"):
         return None, list(arguments)
     agent, *flags = arguments
     search_here(agent)
+    if agent not in NAMES_OF_AGENTS and looks_like_env(agent):
+        right = quoted("operant", command, "ppo", "--env", agent, *flags)
+        raise UsageError(f"{agent!r} is an environment, and the agent comes first: {right}")
     entry(agent)
     return agent, flags
+
+
+def looks_like_env(word: str) -> bool:
+    """Tell whether a word is the id of an environment, installed or not."""
+    from operant.envs import catalog
+
+    return bool(re.search(r"-v\d+$", word)) or word in {row.id for row in catalog.known()}
 
 
 def is_own(name: object) -> bool:
@@ -63,11 +80,7 @@ def search_here(name: object) -> None:
 
 def asks_for_help(flags: Sequence[str]) -> bool:
     """Tell whether help is wanted: it is asked for, or nothing else is."""
-    return not flags or "--help" in flags or "-h" in flags
-
-
-FORMER = {"n_envs": ("--n-env",)}
-"""Other spellings of flags, in command lines of the library that operant succeeds."""
+    return not flags or not {"--help", "-h", "--help-all"}.isdisjoint(flags)
 
 
 BESIDE_TRAINING = ("play", "tune")
@@ -126,13 +139,15 @@ def parse(
     except argparse.ArgumentError as error:
         raise _refused(error, configs) from None
     if unknown:
-        bad = unknown[0]
+        bad = next((word for word in unknown if word in NAMES_OF_AGENTS and " " not in command), unknown[0])
         if not bad.startswith("-") or _NEGATIVE.match(bad):
             raise _stray(bad, list(arguments), known, command, tuned=several)
         hint = _minibatches(unknown, vars(namespace), configs) or _meant(bad, known, command)
         raise UsageError(f"Unknown flag {bad!r} for {command}.{hint}")
     for name in NAMES:
-        search_here(getattr(namespace, name, None))
+        named = getattr(namespace, name, None)
+        for each in named if isinstance(named, list) else (named,):
+            search_here(each)
     return vars(namespace)
 
 
@@ -141,7 +156,20 @@ def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> 
     metas = [meta for config in configs for name, meta in options(config).items() if flag(name) in names]
     choices = [str(choice) for meta in metas for choice in meta.choices or ()]
     listed = f" Give one of: {', '.join(choices)}." if choices else ""
+    given = re.fullmatch("ignored explicit argument '(.*)'", error.message)
+    if given is not None:
+        return UsageError(f"{names[0]} takes no value. Received: {given[1]}.{_switched(names, given[1])}")
     return UsageError(f"{names[0]}: {error.message}.{listed}")
+
+
+def _switched(flags: Sequence[str], word: str) -> str:
+    """Return how a switch is given instead of with a word such as `False`; nothing for other words."""
+    if word.lower() in ("true", "1", "yes", "on"):
+        return f" Say {flags[0]} alone."
+    if word.lower() not in ("false", "0", "no", "off"):
+        return ""
+    off = next((each for each in flags if each.startswith("--no-")), None)
+    return f" Leave {flags[0]} out." if off is None else f" Say {off}."
 
 
 def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iterable[type[Config]]) -> str:
@@ -158,13 +186,16 @@ def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iter
 def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
     """Return which flags an unknown one may stand for: those that it begins, or a similar one."""
     name = bad.partition("=")[0]
-    flags = {each for action in known.values() for each in action.option_strings if each.startswith("--")}
+    off = (each for action in known.values() for each in action.option_strings if each.startswith("--no-"))
+    flags = {*known, *off}  # without other libraries' names for them
     begun = sorted(each for each in flags if each.startswith(name))
     if len(begun) > 1:
         return f" Did you mean one of {', '.join(begun)}?"
     if command.split()[0] in BESIDE_TRAINING and name in map(flag, options(RunConfig)):  # others look like it
+        if name == "--max-steps":
+            return " The steps of a trial are --trial-steps."
         return " It is a flag of `operant train`: leave it out."
-    return suggest(name, begun or flags, listed=False) or f" `operant {command} --help` lists them."
+    return suggest(name, begun or flags, listed=False) or f" `operant {command} --help-all` lists them."
 
 
 def _stray(
@@ -199,8 +230,49 @@ def _stray(
         name = arguments[begun].partition("=")[0]
         why = " is not tuned (it has no hp_type), so it" if tuned else ""
         received = " ".join(arguments[begun : at + 1])
-        return UsageError(f"{text} {name}{why} takes {words[action.nargs]}. Received: {received}.")
-    return UsageError(text + suggest(bad, known, listed=False))
+        switch = "" if action.nargs is None else _switched(action.option_strings, bad)
+        text += f" {name}{why} takes {words[action.nargs]}. Received: {received}.{switch}"
+    rest = [argument for i, argument in enumerate(arguments) if i != at]
+    if bad in NAMES_OF_AGENTS and " " not in command:
+        return UsageError(f"{text} The agent comes first: {quoted('operant', command, bad, *rest)}")
+    if looks_like_env(bad) and "--env" in known and "--env" not in rest:
+        right = quoted("operant", *command.split(), "--env", bad, *rest)
+        return UsageError(f"{text} An environment follows --env: {right}")
+    return UsageError(text if action is not None else text + suggest(bad, known, listed=False))
+
+
+def readable(text: str) -> str:
+    """Return a message as a person at a terminal reads it: options by their flags, lines in its width."""
+    kinds, names = [Config], dict[str, bool]()
+    for kind in kinds:  # those that were loaded, as far as this command needs any
+        kinds += kind.__subclasses__()
+        names |= {name: switched(kind, name) for name in options(kind)} if kind is not Config else {}
+    several = "|".join(name for name in names if "_" in name)
+    text = re.sub(rf" \((?:{'|'.join(names)})=[^()]*\)", "", text)  # beside a flag, for programs
+
+    def given(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        if value in ("True", "False"):
+            on = flag(name) if value == "True" else f"no {flag(name)}"
+            return f"--no-{flag(name)[2:]}" if value == "False" and names[name] else on
+        return f"no {flag(name)}" if value == "None" else f"{flag(name)} {value}"
+
+    begins, each = r"(?:(?<=^)|(?<=operant: ))", "|".join(names)
+    value = r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
+    text = re.sub(
+        rf"(?:{begins}|(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))({each})={value}", given, text,
+        flags=re.MULTILINE,
+    )  # fmt: skip
+    text = re.sub(
+        rf"{begins}({each})(?= (?:must|is|needs|has) )", lambda match: flag(match[1]), text,
+        flags=re.MULTILINE,
+    )  # fmt: skip
+    text = re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", lambda match: flag(match[1]), text)
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size((80, 24)).columns
+    how: Any = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    return "\n".join(textwrap.fill(line, width, **how) for line in text.split("\n"))
 
 
 def add_flags(
@@ -214,42 +286,43 @@ def add_flags(
     """Add a flag for every option of configs; return them by flag. The arguments are those of `parse`."""
     known: dict[str, argparse.Action] = {}
     for config in configs:
-        hints = typing.get_type_hints(config)
+        hints, names = typing.get_type_hints(config), aliases(config)
         for name, meta in options(config).items():
             if name in without:
                 continue
+            words = [flag(name), *(flag(word) for word, meant in names.items() if meant == name)]
+            if name in (short or {}):
+                words.insert(0, f"-{(short or {})[name]}")
             if several and meta.search is not None:
-                known[flag(name)] = _add_several(parser, name, hints[name])
+                known[flag(name)] = _add_several(parser, name, hints[name], words)
                 continue
-            letter = (short or {}).get(name)
-            letters = () if letter is None else (f"-{letter}",)
-            known[flag(name)] = _add(parser, name, hints[name], default(config, name), letters)
+            known[flag(name)] = _add(parser, name, hints[name], default(config, name), words)
     return known
 
 
 def _add(
-    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, short: tuple[str, ...]
+    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, words: Sequence[str]
 ) -> argparse.Action:
     if _is_switch(hint):
         action = "store_true" if value is False else argparse.BooleanOptionalAction
-        return parser.add_argument(*short, flag(name), dest=name, action=action)
+        return parser.add_argument(*words, dest=name, action=action)
     if typing.get_origin(hint) is tuple:
-        return parser.add_argument(*short, flag(name), dest=name, nargs="+")
+        return parser.add_argument(*words, dest=name, nargs="+")
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
-        return parser.add_argument(*short, flag(name), dest=name, nargs="+", action=_Arguments)
-    also = FORMER.get(name, ())
-    return parser.add_argument(*short, flag(name), *also, dest=name, type=_reader(name, hint))
+        return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
+    return parser.add_argument(*words, dest=name, type=_reader(name, hint))
 
 
 def _is_switch(hint: Any) -> bool:
     return hint in (bool, bool | None)
 
 
-def _add_several(parser: argparse.ArgumentParser, name: str, hint: Any) -> argparse.Action:
+def _add_several(
+    parser: argparse.ArgumentParser, name: str, hint: Any, words: Sequence[str]
+) -> argparse.Action:
     if _is_switch(hint):
-        return parser.add_argument(flag(name), dest=name, nargs="*", action=_Switch, type=_truth(name))
-    also = FORMER.get(name, ())
-    return parser.add_argument(flag(name), *also, dest=name, nargs="+", type=_reader(name, hint))
+        return parser.add_argument(*words, dest=name, nargs="*", action=_Switch, type=_truth(name))
+    return parser.add_argument(*words, dest=name, nargs="+", type=_reader(name, hint))
 
 
 class _Switch(argparse.Action):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operant.agents.table import AGENTS, ALIASES, config_class, entry
+from operant.agents.table import AGENTS, ALIASES, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted, shown, suggest
 from operant.execution.export import FORMATS
@@ -17,7 +17,7 @@ POLICIES = tuple(FORMATS.values())
 def run(arguments: list[str]) -> int:
     """Play, or print help when there is nothing to play."""
     place = _leading_place(arguments[0]) if arguments else None
-    agent, flags = parse.leading_agent(arguments) if place is None else (None, arguments[1:])
+    agent, flags = parse.leading_agent(arguments, "play") if place is None else (None, arguments[1:])
     where = arguments[0] if place is not None else None
     if agent is not None and flags and not flags[0].startswith("-"):
         place = _leading_place(flags[0])
@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(flags) and (flags or place is None):
         if agent is not None and not flags:
             _refuse_folder(agent)
-        print(help_text(agent))
+        print(help_text(agent, "--help-all" in flags))
         return 0
     configs = [config_class(agent)] if agent is not None else []
     values = parse.parse([PlayConfig, *configs], flags, f"play {agent}" if agent else "play")
@@ -102,14 +102,15 @@ def _is_exported(folder: Path) -> bool:
     return checkpoint.latest_header(folder) is None
 
 
-def help_text(agent: str | None) -> str:
-    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+def help_text(agent: str | None, full: bool) -> str:
+    """Return usage and flags: of the command, and of the agent if one is named."""
     usage = [
         f"operant play {agent or '<agent>'} --env <environment> --weights <file> ... [options]",
         "operant play <run directory> [options]",
         "operant play <module:Name> <run directory> [options]",
         "operant play <exported policy> --env <environment> [options]",
     ]
-    configs: list[type[Config]] = [PlayConfig, *([config_class(agent)] if agent is not None else [])]
-    rows = tables.option_rows(configs, entry(agent).options if agent is not None else {})
-    return tables.page(usage, tables.table(f"play {agent}" if agent else "play", tables.HEADER, rows))
+    groups: dict[str, list[type[Config]]] = {"Play": [PlayConfig]}
+    if agent is None:
+        return tables.page(usage, *tables.grouped("play", groups, full))
+    return tables.agent_page("play", agent, usage, groups, full)

@@ -27,6 +27,4 @@ def help_text() -> str:
         "operant plot <run> ... --aggregate   statistics over environments",
     ]
     note = "A run is a folder that training made, a folder of such runs, or a history\n(.parquet)."
-    rows = [row[:3] for row in tables.option_rows([PlotConfig])]
-    table = tables.table("plot", ("flags", "help", "default"), rows)
-    return tables.page(usage, note, table)
+    return tables.page(usage, note, tables.flags("Flags", [PlotConfig]))

@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> int:
     runs = options.pop("runs")
     agent = None
     if len(runs) > 1 and parse.is_own(runs[0]):
-        agent, runs = parse.leading_agent(runs)
+        agent, runs = parse.leading_agent(runs, "reproduce")
     if len(runs) != 1:
         raise UsageError(f"reproduce takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
     config = ReproduceConfig.from_dict(options)
@@ -33,7 +33,6 @@ def help_text() -> str:
         "Trains again from the recorded options and seed, then compares checkpoint and\n"
         "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
     )
-    rows = [row[:3] for row in tables.option_rows([ReproduceConfig])]
-    table = tables.table("reproduce", ("flags", "help", "default"), rows)
+    table = tables.flags("Flags", [ReproduceConfig])
     named = "operant reproduce <module:Name> <run> [--env <module:Name>] [options]"
     return f"Usage:\n    operant reproduce <run> [options]\n    {named}\n\n{note}\n\n{table}"

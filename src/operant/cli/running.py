@@ -50,8 +50,7 @@ def run(arguments: list[str]) -> int:
 
 def help_text() -> str:
     """Return usage and the table of flags."""
-    rows = [row[:3] for row in tables.option_rows([RunnerConfig], short=SHORT)]
-    return tables.page(USAGE, tables.table("run", tables.HEADER[:3], rows))
+    return tables.page(USAGE, tables.flags("Flags", [RunnerConfig], short=SHORT))
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:

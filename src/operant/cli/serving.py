@@ -18,4 +18,4 @@ def run(arguments: list[str]) -> int:
 def help_text() -> str:
     """Return usage and the table of flags."""
     usage = "operant serve --level <environment id> --port <port> [options]"
-    return tables.page([usage], tables.table("serve", tables.HEADER, tables.option_rows([ServeConfig])))
+    return tables.page([usage], tables.flags("Flags", [ServeConfig]))

@@ -5,17 +5,42 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant import __version__
 from operant.agents.options.shared_options import AgentConfig
 from operant.agents.table import AGENTS, config_class, entry
-from operant.spec import Config, default, options
+from operant.spec import Config, aliases, default, options
 
 OWN = "module:Name"
 """How something from a module is named; the module may be a file in the current folder."""
 HEADER = ("flags", "help", "default", "hp_type")
+NARROW = 100
+"""Columns below which help stands under its flag: beside it, it would be very tall."""
+GROUPS = {
+    "Environment": (
+        "env", "n_envs", "env_kwargs", "max_episode_timesteps", "preprocess", "max_frame", "clip_rewards",
+        "episodic_life", "vector", "info_keywords",
+    ),
+    "Checkpoints and evaluation": (
+        "weights", "checkpoints", "history_checkpoint", "save_seconds", "save_frequency", "keep_checkpoints",
+        "save_memory", "eval_frequency", "eval_episodes",
+    ),
+    "Several machines": ("threads", "n_devices", "coordinator", "n_processes", "process_id"),
+}  # fmt: skip
+"""Options by the part of help in which they stand, if it is not that of their config."""
+USUAL = frozenset((
+    "gamma", "lr", "model", "actor_model", "critic_model", "normalize_observations", "n_steps", "lam",
+    "entropy_coef", "clip_norm", "mini_batches", "ppo_epochs", "epochs", "max_kl", "buffer_max_size",
+    "buffer_initial_size", "buffer_batch_size", "train_every", "tau", "epsilon_decay_steps", "double",
+    "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed", "run_dir",
+    "resume", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs", "max_episode_timesteps",
+    "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices", "study", "n_trials", "n_jobs",
+    "trial_steps", "best", "episodes", "render", "video_dir",
+))  # fmt: skip
+"""The most used options, which the short help shows."""
 
 
 def flag(name: str) -> str:
@@ -47,7 +72,9 @@ def name_lines(names: Mapping[str, str]) -> list[str]:
     lines = []
     for name, text in names.items():
         start = f"    {name:<{longest}} "
-        lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * len(start))
+        lines += textwrap.wrap(
+            text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False
+        )
     return lines
 
 
@@ -57,18 +84,58 @@ def page(usage: Iterable[str], *parts: str) -> str:
 
 
 def agent_page(
-    command: str, agent: str | None, usage: Iterable[str], configs: Iterable[type[Config]], **how: Any
+    command: str,
+    agent: str | None,
+    usage: Iterable[str],
+    groups: Mapping[str, Sequence[type[Config]]],
+    full: bool,
+    **how: Any,
 ) -> str:
     """Return the help of a command that takes an agent, and of the agent if one is named.
 
-    `how` are arguments of `option_rows`.
+    `groups`, `full` and `how` are arguments of `grouped`.
     """
+    algorithm: type[Config] = AgentConfig
+    name = command
     if agent is None:
         known = {**{name: known.help for name, known in AGENTS.items()}, OWN: "A class of your own"}
-        listed = "\n".join(["Agents:", *name_lines(known)])
-        return page(usage, listed, table(command, HEADER, option_rows([*configs, AgentConfig], **how)))
-    rows = option_rows([*configs, config_class(agent)], entry(agent).options, **how)
-    return page(usage, entry(agent).help, table(f"{command} {agent}", HEADER, rows))
+        about = "\n".join(["Agents:", *name_lines(known)])
+    else:
+        about, algorithm, name = entry(agent).help, config_class(agent), f"{command} {agent}"
+        how = {"fixed": entry(agent).options, **how}
+    return page(usage, about, *grouped(name, {"Algorithm": [algorithm], **groups}, full, **how))
+
+
+def grouped(
+    command: str,
+    groups: Mapping[str, Sequence[type[Config]]],
+    full: bool,
+    header: Sequence[str] = HEADER[:3],
+    **how: Any,
+) -> list[str]:
+    """Return a table of flags for each group: all of them, or the most used and how to see the others.
+
+    `groups` are configs whose options are in none of `GROUPS`; `how` are arguments of `option_rows`.
+    """
+    place = {name: title for title, names in GROUPS.items() for name in names}
+    every = [config for configs in groups.values() for config in configs]
+    titles = {
+        name: place.get(name, title) for title, of in groups.items() for each in of for name in options(each)
+    }
+    parts, hidden = [], False
+    for title in dict.fromkeys([*groups, *GROUPS]):
+        names = {name for name in titles if titles[name] == title}
+        shown = names if full else names & USUAL
+        hidden |= shown < names
+        if shown:
+            parts.append(flags(title, every, header, only=shown, also=full, **how))
+    return [*parts, f"All flags: operant {command} --help-all"] if hidden else parts
+
+
+def flags(title: str, configs: Iterable[type[Config]], header: Sequence[str] = HEADER[:3], **how: Any) -> str:
+    """Return the table of the flags of configs, as wide as the terminal; `how` are arguments of `option_rows`."""
+    rows = [row[: len(header)] for row in option_rows(configs, **how)]
+    return table(title, header, rows, stacked=columns() < NARROW)
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -81,7 +148,7 @@ def wrap(text: str, width: int) -> list[str]:
                 parts.append("")
             parts[-1] += piece
         words += parts
-    return textwrap.wrap(" ".join(words), width) or [""]
+    return textwrap.wrap(" ".join(words), width, break_on_hyphens=False) or [""]
 
 
 def option_rows(
@@ -90,49 +157,69 @@ def option_rows(
     short: Mapping[str, str] | None = None,
     without: Collection[str] = (),
     texts: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+    also: bool = False,
 ) -> list[list[str]]:
     """Return a row of flag, help, default and search kind for every option, sorted by flag.
 
     `fixed` are defaults that differ under the agent's name, `short` letters of options that have one, and
-    `texts` help that differs in this command; options in `without` are left out.
+    `texts` help that differs in this command; options in `without`, or not in `only`, are left out. With
+    `also`, help says the other names.
     """
     rows = []
     for config in configs:
         for name, meta in options(config).items():
-            if name in without:
+            if name in without or (only is not None and name not in only):
                 continue
             value = (fixed or {}).get(name, default(config, name))
             shown = "-" if value is None or value is False or value == () or value == "" else str(value)
             letter = f"-{short[name]}, " if short and name in short else ""
-            rows.append([letter + flag(name), (texts or {}).get(name, meta.help), shown, meta.search or "-"])
-    return sorted(rows, key=lambda row: row[0][row[0].index("--") :])
+            word = flag(name).replace("--", "--[no-]", 1) if switched(config, name) else flag(name)
+            text = (texts or {}).get(name, meta.help)
+            if also and (words := [flag(word) for word, meant in aliases(config).items() if meant == name]):
+                text += f" (also {', '.join(words)})"
+            rows.append([letter + word, text, shown, meta.search or "-"])
+    return sorted(rows, key=lambda row: row[0][row[0].index("--") :].replace("[no-]", ""))
 
 
-def _stacked(cells: Sequence[str], width: int) -> list[str]:
-    whole = "  ".join(cell for i, cell in enumerate(cells) if i != 1)
-    return [
-        *textwrap.wrap(
-            whole, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
-        ),
-        *(f"    {line}" for line in wrap(cells[1], max(10, width - 4))),
-    ]
+def switched(config: type[Config], name: str) -> bool:
+    """Tell whether an option has a flag that turns it on, and one that turns it off."""
+    return typing.get_type_hints(config)[name] in (bool, bool | None) and default(config, name) is not False
 
 
-def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+def _stacked(header: Sequence[str], cells: Sequence[str], width: int) -> list[str]:
+    named = [f"[{header[i]}: {cell}]" for i, cell in enumerate(cells) if i > 1 and cell != "-"]
+    how: Any = {"break_on_hyphens": False, "break_long_words": False, "subsequent_indent": "      "}
+    first = textwrap.wrap("  ".join([cells[0], *named]), width, initial_indent="  ", **how)
+    return [*first, *(f"      {line}" for line in wrap(cells[1], max(10, width - 6)))]
+
+
+def columns() -> int:
+    """Return the width of the terminal."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def table(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    stacked: bool | None = None,
+) -> str:
     """Return a pipe table under a title; long help, the second column, is wrapped so that it fits the width.
 
     That is by default the terminal's. In fewer than 80 columns help would become very tall: if it is long, it
-    is put below the other cells instead.
+    is put below the other cells instead; `stacked` says whether, if it is not None.
     """
-    width = shutil.get_terminal_size((80, 24)).columns if width is None else width
+    width = columns() if width is None else width
     others = [i for i in range(len(header)) if i != 1]
     widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
     frame = 3 * len(header) + 1
     room = max(10, width - frame - sum(widths.values()))
-    if width < 80 and any(len(row[1]) > room for row in rows):
-        return "\n".join(
-            [title, "", *_stacked(header, width), "", *(x for row in rows for x in _stacked(row, width))]
-        )
+    if stacked is None:
+        stacked = width < 80 and any(len(row[1]) > room for row in rows)
+    if stacked:
+        return "\n".join([f"{title}:", *(x for row in rows for x in _stacked(header, row, width))])
     wrapped = [[wrap(row[1], room), row] for row in rows]
     widths[1] = max(len(header[1]), *(len(line) for lines, _ in wrapped for line in lines))
 

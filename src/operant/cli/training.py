@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from operant.agents.table import AGENTS, config_class, resolve
-from operant.cli import parse, tables
+from operant.cli import parse, run_file, tables
+from operant.cli.run_file import RunFile
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
-from operant.spec.run import RunConfig
+from operant.spec.run import ClusterConfig, RunConfig
 from operant.tuning.study import shown
 
 
-class Extra(Config):
+class Extra(ClusterConfig):
     """Flags of the command that belong to no config of the library."""
 
     n_seeds: int = option(
@@ -31,18 +32,46 @@ class Extra(Config):
     storage: str | None = option(
         None, "With --from-study: database URL of the study (default: studies/STUDY/study.db)"
     )
+    config: str | None = option(
+        None,
+        "File of options (.toml or .json) by the names of flags, or the run.json of a run; flags given as well "
+        "take precedence",
+    )
+    save_config: str | None = option(
+        None, "File (.toml or .json) to write the given options to, for --config"
+    )
 
 
 def run(arguments: list[str]) -> int:
     """Train, or print help when there is nothing to train on."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "train")
     if parse.asks_for_help(flags):
-        print(help_text(agent))
+        print(help_text(agent, "--help-all" in flags))
         return 0
-    trained = agent or _trained(flags)
-    hyper = [config_class(trained)] if trained is not None else []
-    values = parse.parse([RunConfig, Extra, *hyper], flags, f"train {agent}" if agent else "train")
+    place = parse.peek(flags, "--config")
+    file = None if place is None else RunFile(place)
+    agent = agent or (None if file is None else file.agent)
+    trained = agent or _trained(flags, file)
+    configs: list[type[Config]] = [
+        RunConfig,
+        Extra,
+        *([config_class(trained)] if trained is not None else []),
+    ]
+    values = parse.parse(configs, flags, f"train {agent}" if agent else "train")
+    if file is not None:
+        if values.get("resume"):
+            raise SpecError("--config begins a run, --resume continues one. Give one of them.")
+        values = {**file.values(configs), **values}
+    values.pop("config", None)
+    saved = values.pop("save_config", None)
+    given = dict(values)
     n_seeds = values.pop("n_seeds", 1)
+    cluster = ClusterConfig.from_dict({n: values.pop(n) for n in options(ClusterConfig) if n in values})
+    if cluster.cluster is not None and n_seeds < 2:
+        raise SpecError(
+            "--cluster distributes seeds. Give --n-seeds, too. For environments on a cluster use operant run "
+            "--remote ray."
+        )
     if (storage := values.get("storage")) is not None:  # run.json is no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
     command = quoted("operant", "train", *arguments)
@@ -51,10 +80,12 @@ def run(arguments: list[str]) -> int:
             "--n-seeds begins runs, --resume continues one. Resume the runs of the seeds one by one."
         )
     plan = _resume(agent, values) if values.get("resume") else _plan(agent, values)
+    if saved is not None:
+        run_file.write(saved, plan.agent if isinstance(plan.agent, str) else plan.agent["type"], given)
     if n_seeds > 1:
         from operant.training.multi_seed import replicate
 
-        replicate(plan, n_seeds, command)
+        replicate(plan, n_seeds, command, cluster)
     else:
         from operant.training.train import train
 
@@ -62,9 +93,12 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _trained(flags: list[str]) -> str | None:
+def _trained(flags: list[str], file: RunFile | None = None) -> str | None:
     """Return the agent of the run of `--resume`, or of the study of `--from-study`, for its options."""
-    directory, study = parse.peek(flags, "--resume"), parse.peek(flags, "--from-study")
+    directory, study, storage = (
+        parse.peek(flags, tables.flag(name)) or (None if file is None else file.get(name))
+        for name in ("resume", "from_study", "storage")
+    )
     if directory is not None:
         try:
             saved = str(read_json(Path(directory) / "run.json", "run")["agent"]["type"])
@@ -73,7 +107,7 @@ def _trained(flags: list[str]) -> str | None:
     elif study is not None:
         from operant.tuning.tune import from_study
 
-        saved = from_study(study, parse.peek(flags, "--storage")).agent
+        saved = from_study(study, storage).agent
     else:
         return None
     return saved if saved in AGENTS else None  # others are imported where the command line names them
@@ -138,14 +172,15 @@ def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dic
     return best.agent, settings
 
 
-def help_text(agent: str | None) -> str:
-    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+def help_text(agent: str | None, full: bool) -> str:
+    """Return usage and flags: of the command, and of the agent if one is named."""
     who = agent or "<agent>"
     usage = [
         f"operant train {who} --env <environment> --max-steps N [options]",
         f"operant train {who} --env <environment> --target-reward R [options]",
         f"operant train {who} --env <environment> --max-steps N --n-seeds S",
         f"operant train {who} --from-study <study> [options]",
+        "operant train --config <file> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    return tables.agent_page("train", agent, usage, [RunConfig, Extra])
+    return tables.agent_page("train", agent, usage, {"Run": [RunConfig, Extra]}, full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from operant.agents.table import AGENTS, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError
@@ -18,9 +20,9 @@ TEXTS = {
 
 def run(arguments: list[str]) -> int:
     """Tune, or print help when there is nothing to tune."""
-    agent, flags = parse.leading_agent(arguments)
+    agent, flags = parse.leading_agent(arguments, "tune")
     if parse.asks_for_help(flags):
-        print(help_text(agent))
+        print(help_text(agent, "--help-all" in flags))
         return 0
     if agent is None:
         raise SpecError(
@@ -39,12 +41,14 @@ def run(arguments: list[str]) -> int:
     return 1 if fruitless else 0
 
 
-def help_text(agent: str | None) -> str:
-    """Return usage and the table of flags: of the command, and of the agent if one is named."""
+def help_text(agent: str | None, full: bool) -> str:
+    """Return usage and flags: of the command, and of the agent if one is named."""
     usage = [
         f"operant tune {agent or '<agent>'} --env <environment> --n-trials N",
         "    --<option> <value>            fixed",
         "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
         "    --<option> <value> <value>... searched (hp_type categorical)",
     ]
-    return tables.agent_page("tune", agent, usage, [TuneConfig, RunConfig], without=NOT_TUNED, texts=TEXTS)
+    groups: dict[str, list[type[Config]]] = {"Study": [TuneConfig], "Run": [RunConfig]}
+    how: dict[str, Any] = {"header": tables.HEADER, "without": NOT_TUNED, "texts": TEXTS}
+    return tables.agent_page("tune", agent, usage, groups, full, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -213,6 +214,8 @@ def _check_frames(name: str, parameters: dict[str, Any]) -> None:
 
 def _looks_importable(name: str) -> bool:
     """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
+    if re.search(r"\.py($|:)", name):  # a file: the import says how it is named
+        return True
     module, _, last = name.replace(":", ".").rpartition(".")
     return bool(module) and last.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
@@ -221,7 +224,7 @@ def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
     lower = {known_name.lower(): known_name for known_name in reversed(names)}
     close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list` shows what there is."
+    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list envs` shows what there is."
     if name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")

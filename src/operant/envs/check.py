@@ -26,7 +26,7 @@ from operant.envs.validation_errors import (
 )
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvironmentError, OperantError, SpaceError, UsageError, whole
+from operant.errors import EnvError, OperantError, SpaceError, UsageError, whole
 from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces, mask_name
 
@@ -79,7 +79,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
         Findings that may be intended, as sentences.
 
     Raises:
-        EnvironmentError: it breaks its contract; the message lists all faults with their remedies.
+        EnvError: it breaks its contract; the message lists all faults with their remedies.
         SpecError: the specification is not understood.
     """
     steps = whole("steps", steps)
@@ -102,7 +102,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
     if report.faults:
         count = f"{len(report.faults)} fault{'s' if len(report.faults) > 1 else ''}"
         lines = "".join(f"\n- {fault}" for fault in report.faults)
-        raise EnvironmentError(f"{source.name!r} has {count}:{lines}")
+        raise EnvError(f"{source.name!r} has {count}:{lines}")
     return report.findings
 
 

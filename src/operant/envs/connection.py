@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler, raised_at
-from operant.errors import EnvironmentError, UsageError
+from operant.errors import EnvError, UsageError
 from operant.spec.spaces import Spaces
 
 
@@ -51,7 +51,7 @@ class Connection(Protocol):
         """Tell whether the answer is there, after waiting for at most `seconds`."""
 
     def receive(self) -> Answer:
-        """Return the answer to the open request; EnvironmentError: it failed, or was lost too often."""
+        """Return the answer to the open request; EnvError: it failed, or was lost too often."""
 
     def forget(self) -> None:
         """Drop a request that an interrupted call left open; the next begins an episode (see `receive`)."""
@@ -98,9 +98,9 @@ class LocalConnection:
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
 
-    def _exit_error(self, error: SystemExit, call: str) -> EnvironmentError:
+    def _exit_error(self, error: SystemExit, call: str) -> EnvError:
         raise_of_handler(error)
-        return EnvironmentError(f"{self.name!r} raised SystemExit in {call}: {error}{raised_at(error)}")
+        return EnvError(f"{self.name!r} raised SystemExit in {call}: {error}{raised_at(error)}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""

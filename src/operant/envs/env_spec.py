@@ -19,7 +19,7 @@ from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler, raised_at
 from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvironmentError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError
 from operant.spec import build, import_object
 
 HERE = (
@@ -55,7 +55,7 @@ class EnvSpec:
             return self._make()
         except SystemExit as error:
             raise_of_handler(error)
-            raise EnvironmentError(
+            raise EnvError(
                 f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
             ) from error
 

@@ -174,7 +174,7 @@ class Environment(abc.ABC):
                 install.
             UsageError: an environment that was created already is to be changed, or arguments exclude one
                 another.
-            EnvironmentError: a process cannot be started, or a server cannot be reached.
+            EnvError: a process cannot be started, or a server cannot be reached.
         """
         return _create(
             environment, max_episode_timesteps, reward_shaping, remote, blocking, host, port, **kwargs

@@ -10,7 +10,7 @@ import numpy as np
 
 from operant.envs.environment import Environment, Shaping, rows, take
 from operant.envs.validation_errors import brief, close, reward_error, terminal_error
-from operant.errors import EnvironmentError, SpaceError, SpecError, UsageError, value_error, whole
+from operant.errors import EnvError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
 from operant.spec.spaces.space import Flat
 
@@ -64,7 +64,7 @@ class ValidatedEnv(Environment):
             try:
                 self._spaces = self._read_spaces()
             except AttributeError as error:  # Python would take it for "there is no attribute spaces"
-                raise EnvironmentError(f"{self._name!r} raised AttributeError: {error}") from error
+                raise EnvError(f"{self._name!r} raised AttributeError: {error}") from error
         return self._spaces
 
     @property
@@ -128,7 +128,7 @@ class ValidatedEnv(Environment):
 
         Raises:
             UsageError: the environment is closed, or `num_parallel` is given to one that is not vectorizable.
-            EnvironmentError: the first states do not fit the specification.
+            EnvError: the first states do not fit the specification.
         """
         if self._closed:
             raise UsageError(f"The environment {self._name!r} is closed. Create another one.")
@@ -164,7 +164,7 @@ class ValidatedEnv(Environment):
 
         Raises:
             UsageError: before `reset`, or after the episode ended.
-            EnvironmentError: the answer breaks the contract.
+            EnvError: the answer breaks the contract.
         """
         if not self._running:
             raise self._unready()
@@ -172,9 +172,7 @@ class ValidatedEnv(Environment):
         size = 4 if self._batched else 3
         if not isinstance(answer, tuple) or len(answer) != size:
             form = "(parallel, states, terminal, reward)" if self._batched else "(states, terminal, reward)"
-            raise EnvironmentError(
-                f"execute of {self._name!r} must return {form}. Received: {brief(answer)}."
-            )
+            raise EnvError(f"execute of {self._name!r} must return {form}. Received: {brief(answer)}.")
         self._steps += 1
         if self._batched:
             return self._finish_batch(*answer)
@@ -223,16 +221,16 @@ class ValidatedEnv(Environment):
         acting = self._acting
         terminal, reward = self._each(terminal, "terminal"), self._each(reward, "reward")
         if terminal.dtype.kind not in "biu" or not np.isin(terminal, (0, 1, 2)).all():
-            raise EnvironmentError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
+            raise EnvError(f"terminal of {self._name!r} must be 0, 1 or 2. Received: {terminal}.")
         if reward.dtype.kind not in "fiu" or not np.isfinite(reward).all():
-            raise EnvironmentError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
+            raise EnvError(f"The reward of {self._name!r} must be finite. Received: {reward}.")
         terminal, reward = terminal.astype(np.int64), reward.astype(np.float32)
         running, observed = [int(i) for i in parallel], rows(states)
         order = running + [i for i, over in zip(acting, terminal, strict=True) if over and i not in running]
         if not running and observed != len(order):
             states, observed = None, 0  # of no actor, or it is not known of which
         if observed not in (len(running), len(order)):
-            raise EnvironmentError(
+            raise EnvError(
                 f"execute of {self._name!r} returned states of {observed} actors. Return those of the "
                 f"{len(running)} that go on, and behind them those of all that ended or of none."
             )
@@ -251,7 +249,7 @@ class ValidatedEnv(Environment):
         """Return one value for each actor that acted; a single value holds for all."""
         n = len(self._acting)
         if np.shape(values) not in ((), (n,)):
-            raise EnvironmentError(
+            raise EnvError(
                 f"{what} of {self._name!r} must be one for each of the {n} actors that acted. Received: "
                 f"{brief(values)}."
             )
@@ -274,17 +272,17 @@ class ValidatedEnv(Environment):
         except SpaceError as error:
             raise self.misfit(error, call) from None
 
-    def misfit(self, error: object, call: str = "execute") -> EnvironmentError:
+    def misfit(self, error: object, call: str = "execute") -> EnvError:
         """Return the error that an answer does not fit the spaces."""
         when = f" (step {self._steps} of its episode)" if call == "execute" else ""
-        return EnvironmentError(
+        return EnvError(
             f"{call} of {self._name!r}{when} returned states that do not fit states(): {error} Correct one "
             "or the other."
         )
 
     def _checked_terminal(self, terminal: Any) -> int:
         if error := terminal_error(terminal):
-            raise EnvironmentError(f"terminal of {self._name!r} {error} {_ORDER}")
+            raise EnvError(f"terminal of {self._name!r} {error} {_ORDER}")
         return int(terminal)
 
     def _checked_reward(self, reward: Any) -> float:
@@ -294,7 +292,7 @@ class ValidatedEnv(Environment):
                 if error == "a number"
                 else f"{float(reward)} at step {self._steps}."
             )
-            raise EnvironmentError(f"The reward of {self._name!r} must be {error}. Received: {received}")
+            raise EnvError(f"The reward of {self._name!r} must be {error}. Received: {received}")
         return float(reward)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -17,10 +17,12 @@ from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.checkpoint import weight_files
 from operant.errors import (
+    AGENT_METHODS,
     CheckpointError,
     SpaceError,
     SpecError,
     UsageError,
+    instead,
     naming_misspelt,
     reading,
     value_error,
@@ -66,6 +68,18 @@ class Agent(InteractiveAgent):
 
     Learning happens inside `act`, as soon as the observation that follows the last row of a block is known.
     """
+
+    def __repr__(self) -> str:
+        return (
+            f"<Agent {self.definition.name}: {self.timesteps:,} timesteps, {self.episodes:,} episodes, "
+            f"{self.updates:,} updates; parallel_interactions={self.parallel_interactions}>"
+        )
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to use here in place of an attribute of another library."""
+            raise AttributeError(f"Agent has no attribute {name!r}.{instead(name, AGENT_METHODS)}")
 
     @staticmethod
     @naming_misspelt

@@ -180,6 +180,7 @@ class InteractiveAgent:
         parallel: int | Sequence[int] = 0,
         independent: bool = False,
         deterministic: bool = True,
+        evaluation: bool = False,
     ) -> Any:
         """Choose actions.
 
@@ -191,6 +192,7 @@ class InteractiveAgent:
             parallel: index of the actor, or a list of such for a batched call.
             independent: act without recording or counting; `observe` must not follow.
             deterministic: independent calls take the best action; False draws as in training.
+            evaluation: another word for `independent`.
 
         Returns:
             Actions in the structure of the specification; `(actions, internals)` if `internals` were given.
@@ -199,7 +201,7 @@ class InteractiveAgent:
             SpaceError: the states do not fit the specification.
             UsageError: the actor's last action was not followed by `observe`.
         """
-        if independent:
+        if independent or evaluation:
             return self._act_independently(states, internals, deterministic)
         if internals is not None:
             raise UsageError("internals are kept by the agent. Give them with independent=True only.")

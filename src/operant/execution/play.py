@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,7 @@ class PlayConfig(Config):
         False, "With a run: the policy of its best evaluation (--eval-frequency) instead of the newest"
     )
     policy: str | None = option(None, "Exported policy (.onnx or .stablehlo file) that plays")
-    weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
+    weights: tuple[str, ...] = option((), "Weights that play: files, one for each model")
     episodes: int = option(1, "Episodes to play", low=1)
     max_steps: int | None = option(None, "Environment steps after which to stop", low=1)
     max_episode_timesteps: int | None = option(
@@ -48,21 +49,15 @@ class PlayConfig(Config):
     seed: int = option(
         0, "Random seed (the episodes are not those of training with this seed)", low=0, high=2**32 - 1
     )
-    preprocess: bool = option(
-        False, "If specified, states will be treated as atari frames\nand preprocessed accordingly"
-    )
-    max_frame: bool = option(False, "If specified, max & skip will be applied during preprocessing")
-    action_idx: int = option(
-        0, "Index of action output by agent.model: 0 the best, 1 one drawn from the policy", low=0, high=1
-    )
-    render: bool = option(False, "If specified, the gameplay will be rendered")
-    video_dir: str | None = option(
-        None, "Path to directory to save the resulting gameplay video (one mp4 an episode)"
-    )
-    frame_dir: str | None = option(None, "Path to directory to save game frames (jpg)")
-    frame_delay: float = option(0.0, "Delay between rendered frames", unit="seconds", low=0.0)
-    frame_frequency: int = option(1, "If --frame-dir is specified, save frames every n frames.", low=1)
-    quiet: bool = option(False, "If specified, nothing is printed")
+    preprocess: bool = option(False, "Preprocess frames as usual for Atari, as in training")
+    max_frame: bool = option(False, "With preprocess: take the maximum of the last two frames of every four")
+    action_idx: int = option(0, "Actions: 0 the best, 1 drawn from the policy", low=0, high=1)
+    render: bool = option(False, "Show the environment in a window")
+    video_dir: str | None = option(None, "Folder for videos, one mp4 file for each episode")
+    frame_dir: str | None = option(None, "Folder for frames (jpg)")
+    frame_delay: float = option(0.0, "Pause between rendered frames", unit="seconds", low=0.0)
+    frame_frequency: int = option(1, "With --frame-dir: write every n-th frame", low=1)
+    quiet: bool = option(False, "Print nothing")
 
     def check(self) -> Iterator[str]:
         """Refuse options that contradict one another, and folders that cannot be made."""
@@ -85,9 +80,14 @@ class PlayConfig(Config):
             yield "An exported policy takes its best actions only. Received: action_idx=1. Leave it out."
 
     @property
+    def outputs(self) -> list[str]:
+        """Which options ask for pictures."""
+        return [name for name in ("video_dir", "frame_dir", "render") if getattr(self, name)]
+
+    @property
     def watched(self) -> bool:
         """Whether pictures are needed."""
-        return self.render or self.video_dir is not None or self.frame_dir is not None
+        return bool(self.outputs)
 
     def located(self) -> PlayConfig:
         """Return the options with absolute folders: an environment may change the working directory."""
@@ -106,15 +106,24 @@ class PlayResult(NamedTuple):
     files: list[Path]
     """Videos and pictures that were written, in order; absolute paths."""
 
+    @property
+    def mean(self) -> float:
+        """Mean of the returns; NaN if no episode ended."""
+        return float(np.mean(self.rewards)) if self.rewards else math.nan
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns; NaN if no episode ended."""
+        return float(np.std(self.rewards)) if self.rewards else math.nan
+
     def __str__(self) -> str:
         if not self.rewards:
             return "No episode ended."
-        mean, std = np.mean(self.rewards), np.std(self.rewards)
         if len(self.rewards) == 1:
             return f"Total reward: {self.rewards[0]:g}"
         length = np.mean(self.lengths)
         return (
-            f"{len(self.rewards)} episodes: mean return {mean:.2f} (standard deviation {std:.2f}), mean "
+            f"{len(self.rewards)} episodes: mean return {self.mean:.2f} (standard deviation {self.std:.2f}), mean "
             f"length {length:.1f}"
         )
 
@@ -153,10 +162,11 @@ def _rendered(
     config: PlayConfig,
     leave_open: bool = False,
 ) -> PlayResult:
-    from operant.execution.render import RenderVectorEnv
+    from operant.execution.render import RenderVectorEnv, unseen
 
     outputs: list[Output] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(unseen(config.render))
         if not leave_open:
             stack.callback(env.close)
         if config.watched:
@@ -169,11 +179,12 @@ def _rendered(
 
 
 def _outputs(env: VectorEnv, config: PlayConfig) -> list[Output]:
-    from operant.execution.render import Pictures, Video, Window, frame_rate
+    from operant.execution.render import Pictures, Video, Window, frame_rate, inner, require
 
+    require(config.outputs, inner(env))
     outputs: list[Output] = []
     if config.video_dir is not None:
-        outputs.append(Video(config.video_dir, frame_rate(env)))
+        outputs.append(Video(config.video_dir, frame_rate(inner(env))))
     if config.frame_dir is not None:
         outputs.append(Pictures(config.frame_dir, config.frame_frequency))
     if config.render:
@@ -389,6 +400,9 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
         name = _counterpart(name)
     arguments: dict[str, Any] = {key: True for key, value in flags.items() if value}
     if config.watched:
+        from operant.execution.render import require
+
+        require(config.outputs, full_id(name) if isinstance(name, str) else None)
         arguments["render_mode"] = "rgb_array"
     mode: Any = "in-process" if config.watched else "auto"
     kwargs = plain(config.env_kwargs or {})

@@ -7,21 +7,24 @@ MoviePy, which holds Pillow back at version 11.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 
+from operant.envs.gymnasium import adapter
+from operant.envs.gymnasium.preprocessing import PreprocessingWrapper
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
-from operant.errors import EnvironmentError, SpecError, UsageError, as_folder
+from operant.errors import EnvError, SpecError, UsageError, as_folder
 
 
 class Output(Protocol):
@@ -47,8 +50,6 @@ class Video:
         self.files: list[Path] = []
         self._writer: Any = None
         self._shape: tuple[int, ...] = ()
-        _leave_sound()
-        _needs("imageio_ffmpeg", "video_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
         """Write a frame, for a new episode to a new file; SpecError: it is of another size."""
@@ -97,8 +98,6 @@ class Pictures:
         self.files: list[Path] = []
         self._episode = 0
         self._folder: Path | None = None
-        _leave_sound()
-        _needs("PIL", "frame_dir", "video")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
         """Write a frame, if its number is due."""
@@ -127,8 +126,6 @@ class Window:
         self.delay = delay
         self.files: list[Path] = []
         self._screen: Any = None
-        _leave_sound()
-        _needs("pygame", "render", "classic")
 
     def frame(self, picture: np.ndarray, number: int) -> None:
         """Show a frame, for `delay` seconds at least."""
@@ -136,6 +133,8 @@ class Window:
 
         size = (picture.shape[1], picture.shape[0])
         try:
+            if self._screen is None and pygame.display.get_init() and pygame.display.get_driver() == "dummy":
+                pygame.display.quit()  # of `unseen`
             if self._screen is None or self._screen.get_size() != size:
                 pygame.display.init()
                 self._screen = pygame.display.set_mode(size)
@@ -154,14 +153,51 @@ class Window:
         """Leave the last frame standing."""
 
 
-def _leave_sound() -> None:
-    """Keep SDL from looking for a sound device: libraries complain at length if there is none."""
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+@contextlib.contextmanager
+def unseen(window: bool = False) -> Iterator[None]:
+    """Keep SDL from looking for a sound device and, without a window, for a display: it complains at length.
+
+    Pygame's greeting is none of operant's messages either.
+    """
+    quiet = {"SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+    missing = [name for name in (*quiet, *([] if window else ["SDL_VIDEODRIVER"])) if name not in os.environ]
+    os.environ.update({name: quiet.get(name, "dummy") for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
-def _needs(module: str, name: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise SpecError(f"{name} needs the package {module}. Install it: pip install 'operant[{extra}]'.")
+NEEDED = {
+    **dict.fromkeys(("video_dir", "visualize_directory"), ("imageio_ffmpeg", "video")),
+    "frame_dir": ("PIL", "video"),
+    "render": ("pygame", "classic"),
+}
+"""Packages that outputs need, by option, and the extras that install them."""
+PYGAME = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+"""Modules of environments that need Pygame to be drawn, but not to be trained in."""
+
+
+def require(outputs: Sequence[str], env: Any = None) -> None:
+    """Refuse (SpecError) outputs, by option, or drawing an environment, if packages are missing: name all.
+
+    `env` is an environment, or an id.
+    """
+    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    module = type(getattr(env, "unwrapped", env)).__module__ if spec is None else str(spec.entry_point)
+    needed = [NEEDED[name] for name in outputs]
+    if module.startswith(PYGAME):
+        needed.append(NEEDED["render"])
+    if spec is not None and (own := adapter.needed(spec)) is not None:
+        needed.append(own)
+    missing = dict.fromkeys(need for need in needed if importlib.util.find_spec(need[0]) is None)
+    if missing:
+        packages, extras = " and ".join(package for package, _ in missing), ",".join(x for _, x in missing)
+        them = "them" if len(missing) > 1 else "it"
+        raise SpecError(
+            f"{' and '.join(outputs)} needs {packages}. Install {them}: pip install 'operant[{extras}]'."
+        )
 
 
 def _free(directory: Path, number: int, suffix: str = "") -> Path:
@@ -253,21 +289,38 @@ def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int |
     env = None if source.is_native else source.make()
     if not isinstance(env, gymnasium.Env):
         raise SpecError(f"{source.name!r} cannot be filmed: it is no Gymnasium environment.")
-    rate = float(env.metadata.get("render_fps") or 30)
-    return source.create(RenderWrapper(env, Video(directory, rate)))
+    require(["visualize_directory"], env)
+    return source.create(RenderWrapper(env, Video(directory, frame_rate(env))))
 
 
-def frame_rate(env: VectorEnv) -> float:
-    """Return the frames per second at which an environment wants to be shown; 30 if it does not say."""
-    return float(getattr(_inner(env), "metadata", {}).get("render_fps") or 30)
+def frame_rate(env: Any) -> float:
+    """Return the steps per second at which an environment runs at its own speed; 30 if it does not say.
+
+    That is the rate of its frames by as many as a step skips. Atari's machine shows 60 frames a second, though
+    the environments of ALE say 30 whatever they skip.
+    """
+    rate = float(getattr(env, "metadata", {}).get("render_fps") or 30)
+    game = getattr(env, "unwrapped", env)
+    if hasattr(game, "ale"):
+        own = game._frameskip
+        rate = 60 / (own if isinstance(own, int) else float(np.mean(range(*own))))
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, PreprocessingWrapper):
+            rate /= env.settings.frame_skip
+        elif isinstance(env, gymnasium.wrappers.MaxAndSkipObservation):
+            rate /= env._skip
+        elif isinstance(env, gymnasium.wrappers.AtariPreprocessing):
+            rate /= env.frame_skip
+        env = env.env
+    return rate
 
 
 def _renderer(env: VectorEnv) -> Callable[[], Any]:
-    inner = _inner(env)
-    if not hasattr(inner, "render"):
+    drawn = inner(env)
+    if not hasattr(drawn, "render"):
         raise SpecError(f"{env.name!r} cannot be rendered: it is no Gymnasium environment.")
-    _follow(inner)
-    return lambda: _drawn(inner)
+    _follow(drawn)
+    return lambda: _drawn(drawn)
 
 
 def _mujoco(env: Any) -> Any:
@@ -296,7 +349,7 @@ def _drawn(env: Any) -> Any:
     except Exception as error:
         if _mujoco(env) is None:
             name, text = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
-            raise EnvironmentError(
+            raise EnvError(
                 f"{name!r} raised {type(error).__name__} in render{text}{raised_at(error)}"
             ) from error
         raise UsageError(
@@ -317,5 +370,6 @@ def _picture_of(frame: Any, name: str) -> np.ndarray:
     raise SpecError(f"{name!r} gives no pictures to render. Received: {received}. {remedy}")
 
 
-def _inner(env: VectorEnv) -> Any:
+def inner(env: VectorEnv) -> Any:
+    """Return the first environment of a vector; None if it has none in this process."""
     return getattr(getattr(env, "envs", [None])[0], "env", None)

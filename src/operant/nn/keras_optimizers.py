@@ -54,7 +54,7 @@ def options_of(optimizer: Any) -> dict[str, Any]:
     `global_clipnorm`); the rest stays with the name in `optimizer`.
 
     Raises:
-        SpecError: its class, its schedule or an argument has no counterpart; says what to give instead.
+        SpecError: its class, its schedule or an argument is not supported; says what to give instead.
     """
     k = keras()
     if not isinstance(optimizer, k.optimizers.Optimizer):
@@ -62,27 +62,24 @@ def options_of(optimizer: Any) -> dict[str, Any]:
     kind = type(optimizer).__name__
     if kind not in CLASSES or type(optimizer) is not getattr(k.optimizers, kind):
         raise SpecError(
-            f"The Keras optimizer {kind} has no counterpart here. Known: {', '.join(CLASSES)}. "
+            f"The Keras optimizer {kind} is not supported. Known: {', '.join(CLASSES)}. "
             "Give an optax transformation instead: optimizer=optax.chain(...)."
         )
     name, numbers = CLASSES[kind]
     config = optimizer.get_config()
     for argument, remedy in REFUSED.items():
         if config.get(argument):
-            raise SpecError(f"{kind}({argument}={config[argument]!r}) has no counterpart here. {remedy}.")
+            raise SpecError(f"{kind}({argument}={config[argument]!r}) is not supported. {remedy}.")
     if any(getattr(optimizer, f"_exclude_from_weight_decay{of}", None) for of in ("", "_pattern")):
         raise SpecError(
-            f"{kind}.exclude_from_weight_decay has no counterpart here. Give optax.add_decayed_weights with "
-            "a mask."
+            f"{kind}.exclude_from_weight_decay is not supported. Give optax.add_decayed_weights with a mask."
         )
     extra = {key: config[key] for key in KEPT if config.get(key)}
     if name == "rmsprop":
         extra["eps_in_sqrt"] = True
     if name == "lamb":
         if "weight_decay" in extra:
-            raise SpecError(
-                "Lamb(weight_decay=...) has no counterpart here. Leave it out, or give optax.lamb(...)."
-            )
+            raise SpecError("Lamb(weight_decay=...) is not supported. Leave it out, or give optax.lamb(...).")
         extra["weight_decay"] = 0.0  # operant's lamb has weight decay by default
     if (start := config.get("initial_accumulator_value", 0.1)) != 0.1:  # 0 is a value too
         extra["initial_accumulator_value"] = start
@@ -106,12 +103,12 @@ def _learning_rate(value: Any) -> tuple[float, dict[str, Any] | None]:
     kind, c = value.get("class_name"), value.get("config", {})
     if value.get("module") != "keras.optimizers.schedules" or kind not in SCHEDULES:
         raise SpecError(
-            f"The learning rate schedule {kind!r} has no counterpart here. Known: {', '.join(SCHEDULES)}. "
+            f"The learning rate schedule {kind!r} is not supported. Known: {', '.join(SCHEDULES)}. "
             "Give a number, or lr='linear:START:END:STEPS' beside the optimizer."
         )
     for flag in ("staircase", "cycle"):
         if c.get(flag):
-            raise SpecError(f"{kind}({flag}=True) has no counterpart here. Use PiecewiseConstantDecay.")
+            raise SpecError(f"{kind}({flag}=True) is not supported. Use PiecewiseConstantDecay.")
     first = float(c["values"][0] if kind == "PiecewiseConstantDecay" else c["initial_learning_rate"])
     if c.get("warmup_target") is not None:
         remedy = "Give lr={'type': 'cosine', 'start': ..., 'steps': ..., 'warmup': ...} beside the optimizer."

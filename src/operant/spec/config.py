@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -12,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, dataclass_transform
 
-from operant.errors import SpecError, as_whole, suggest, value_error
+from operant.errors import FIELD, SpecError, as_whole, suggest, value_error
 from operant.spec.schedule import Schedule
 from operant.spec.values import called, plain, settled
 
@@ -39,8 +40,8 @@ class Option:
     traced: bool = False
     """A number that compiled code takes as an argument: it may change, be a schedule, or be mapped over by
     `vmap`, without compiling again. Other options shape the program."""
-    aliases: tuple[str, ...] = ()
-    """Names accepted for it besides its own."""
+    aliases: tuple[str, ...] | None = ()
+    """Names accepted for it besides its own and the field's; None: not even those, which mean another."""
     needs: tuple[str, Any] | None = None
     """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
     settled: bool = False
@@ -59,7 +60,7 @@ def option(
     search: Search | None = None,
     choices: tuple[Any, ...] | None = None,
     traced: bool = False,
-    aliases: tuple[str, ...] = (),
+    aliases: tuple[str, ...] | None = (),
     needs: tuple[str, Any] | None = None,
     settled: bool = False,
 ) -> Any:
@@ -163,6 +164,19 @@ def options(cls: type[Config]) -> dict[str, Option]:
     return {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
 
 
+@functools.cache
+def aliases(cls: type[Config]) -> dict[str, str]:
+    """Return the other names of options: those that they declare, and the field's."""
+    known = options(cls)
+    own = {alias: name for name, meta in known.items() for alias in meta.aliases or ()}
+    names = dict(own)
+    for word, several in FIELD.items():
+        meant = next((name for each in several if (name := own.get(each, each)) in known), None)
+        if meant is not None and word not in known and known[meant].aliases is not None:
+            names.setdefault(word, meant)
+    return names
+
+
 def default(cls: type[Config], name: str) -> Any:
     """Return the default of one option."""
     return next(f.default for f in dataclasses.fields(cls) if f.name == name)
@@ -183,7 +197,7 @@ def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None
     """Replace aliases by names; refuse unknown names (with the close match) and duplicates."""
     known = options(cls)
     label = _label(cls) if label is None else label
-    names = {alias: name for name, meta in known.items() for alias in meta.aliases}
+    names = aliases(cls)
     result: dict[str, Any] = {}
     for key, value in arguments.items():
         name = names.get(key, key)
@@ -216,6 +230,11 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
     """Return an option's value as configs hold it; SpecError: it has another type, or is out of bounds."""
     meta = options(cls)[name]
     value = settled(value.tolist() if getattr(value, "ndim", 0) == 1 else value)
+    hint = _hints(cls)[name]
+    kinds = {hint, *typing.get_args(hint)}
+    if isinstance(value, str) and kinds & {int, float} and str not in kinds:  # as YAML reads 3e-4
+        with contextlib.suppress(ValueError):
+            value = float(value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
         try:
             value = Schedule.read(value)
@@ -226,8 +245,6 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isnan(value):
         raise value_error(name, "a number", value)
-    hint = _hints(cls)[name]
-    kinds = {hint, *typing.get_args(hint)}
     whole = as_whole(value) if int in kinds and float not in kinds else value  # max_steps=1e6
     try:
         value = _typed(whole, hint)

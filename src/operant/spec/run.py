@@ -67,6 +67,18 @@ def argument_faults(arguments: Mapping[str, Any] | None, owned: Mapping[str, str
         )
 
 
+class ClusterConfig(Config):
+    """Where seeds and trials are computed."""
+
+    cluster: str | None = option(
+        None,
+        "Compute each seed or trial in a task of a Ray cluster: ray (at RAY_ADDRESS, else one of this "
+        "machine) or ray:HOST:PORT",
+    )
+    cluster_cpus: float = option(1.0, "Processors that each task reserves", low=0.0)
+    cluster_gpus: float = option(0.0, "GPUs that each task reserves", low=0.0)
+
+
 class RunConfig(Config):
     """Options of `operant train` beside the algorithm's own."""
 
@@ -75,19 +87,18 @@ class RunConfig(Config):
         "Environment id: a Gymnasium id, a JAX-native one with its prefix (jax:CartPole-v1), or "
         "module:Name for one of your own",
     )
-    n_envs: int = option(1, "Number of environments to create", low=1, search="categorical")
+    n_envs: int = option(1, "Number of environments", low=1, search="categorical", aliases=("n_env",))
     env_kwargs: dict[str, Any] | None = option(None, ENVIRONMENTS)
     max_episode_timesteps: int | None = option(
         None, "Time limit of an episode, if shorter than the environment's own", low=1
     )
     preprocess: bool = option(
         False,
-        "If specified, states will be treated as atari frames\nand preprocessed accordingly:\n"
-        "grey, 84 x 84, every 4th frame, stacks of 4",
+        "Preprocess frames as usual for Atari: grey, 84 x 84, every 4th frame, stacks of 4",
     )
     max_frame: bool = option(
         False,
-        "If specified, max & skip will be applied during preprocessing:\nmaximum of the last two frames",
+        "With preprocess: take the maximum of the last two frames of every four",
         search="categorical",
     )
     clip_rewards: bool = option(
@@ -126,33 +137,38 @@ class RunConfig(Config):
     )
     max_steps: int | None = option(
         None,
-        "Maximum number of environment steps, when reached, training is stopped\n"
-        "(rounded up to whole updates; rollouts of n-steps count whole)",
+        "Stop after this many environment steps, of all environments together (rounded up to whole updates; "
+        "rollouts of n-steps count whole)",
         unit="environment steps",
         low=1,
     )
     target_reward: float | None = option(
-        None, "Target reward when reached, training is stopped: mean of the last\nreward-buffer-size episodes"
+        None, "Stop when the mean return of the last reward-buffer-size episodes reaches this"
     )
     reward_buffer_size: int = option(
         100,
-        "Size of the total reward buffer, used for calculating\nmean reward value to be displayed.",
+        "Episodes over which the mean return is taken",
         low=1,
     )
     info_keywords: tuple[str, ...] = option(
         (),
-        "Names of numbers in the environments' info, such as is_success: those of the last step\n"
-        "of each episode are recorded, and their means reported",
+        "Names of numbers in the environments' info, such as is_success: those of the last step of each "
+        "episode are recorded, and their means reported",
     )
     checkpoints: tuple[str, ...] = option(
-        (), "Path(s) to new model(s) to which checkpoint(s) will be saved during training"
+        (), "Files for the weights of the best policy, one for each model, written during training"
     )
-    weights: tuple[str, ...] = option((), "Path(s) to model(s) weight(s) to be loaded by agent output_models")
+    weights: tuple[str, ...] = option(
+        (), "Weights to start from: files, or the folder of a run or of a saved agent"
+    )
     history_checkpoint: str | None = option(
-        None, "Path to .parquet file to save training history (default: in the run's folder)"
+        None, "Path of the training history, .parquet (default: in the run's folder)"
     )
     monitor_session: str | None = option(
-        None, "Wandb session name (offline if wandb has no key, or with WANDB_MODE=offline)"
+        None, "Name of a Weights & Biases run (offline if wandb has no key, or with WANDB_MODE=offline)"
+    )
+    logger: tuple[str, ...] = option(
+        (), "Loggers of your own, each as module:Name of a class or function that makes one"
     )
     run_dir: str | None = option(None, "Folder of the run (default: a new one under runs/)")
     resume: str | None = option(None, "Folder of a run to continue")
@@ -174,10 +190,10 @@ class RunConfig(Config):
         "refills its memory before it learns from it",
     )
     log_frequency: int | None = option(
-        None, "Log progress every n games (default: about every second)", low=1
+        None, "Log progress every n episodes (default: about every second)", low=1
     )
-    display_precision: int = option(2, "Number of decimals to be displayed", low=0, high=17)
-    quiet: bool = option(False, "If specified, no messages by the agent will be displayed\nto the console")
+    display_precision: int = option(2, "Decimals of returns on the console", low=0, high=17)
+    quiet: bool = option(False, "Print nothing")
     eval_frequency: int | None = option(
         None,
         "Evaluate the policy's best actions every n steps, in separate environments; the best policy is "
@@ -187,22 +203,25 @@ class RunConfig(Config):
     )
     eval_episodes: int = option(10, "Episodes per evaluation", low=1)
     divergence_monitoring_steps: int | None = option(
-        None, "Steps after which, plateau and early stopping are active", unit="environment steps", low=0
+        None,
+        "Step from which plateaus are looked for and early stopping is active",
+        unit="environment steps",
+        low=0,
     )
     plateau_reduce_factor: float = option(
         0.9,
-        "Factor multiplied by current learning rate when there is a plateau",
+        "Factor by which lr is multiplied at a plateau",
         low=0.0,
         low_open=True,
         high=1.0,
     )
-    plateau_reduce_patience: int = option(10, "Minimum non-improvements to reduce lr", low=1)
-    early_stop_patience: int = option(3, "Minimum plateau reduces to stop training", low=1)
+    plateau_reduce_patience: int = option(10, "Checks without improvement before lr is reduced", low=1)
+    early_stop_patience: int = option(3, "Reductions of lr after which training is stopped", low=1)
 
     def check(self) -> Iterator[str]:
         """Ask for an environment and a reason to stop."""
         if not self.env:
-            yield "env must be given: an environment id such as CartPole-v1. See `operant list` for ids."
+            yield "env must be given: an environment id such as CartPole-v1. `operant list envs` shows ids."
         yield from argument_faults(self.env_kwargs)
         if self.max_steps is None and self.target_reward is None:
             yield "train requires --target-reward or --max-steps: without them it would not end."

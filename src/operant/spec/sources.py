@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -90,12 +91,26 @@ def import_object(path: str, what: str) -> Any:
     return imported(path, what)
 
 
-NAMED_HERE = ("agent", "environment")
+def _named_by_file(path: str, what: str, stem: str, name: str | None) -> SpecError:
+    """Return the error for something that is named by its file, with what the file defines."""
+    defined = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        defined = re.findall(r"^class (\w+)", Path(f"{stem}.py").read_text(encoding="utf-8"), re.MULTILINE)
+    right = f"{stem.removeprefix('./').replace('/', '.')}:{name or (defined or ['Name'])[0]}"
+    return SpecError(
+        f"The {what} {path!r} is a file, and is named by its module. Write: {right}"
+        + (f" (it defines {', '.join(defined)})" if len(defined) > 1 and not name else "")
+    )
+
+
+NAMED_HERE = ("agent", "environment", "logger")
 """What the command line takes as `module:Name`, also from the current folder."""
 
 
 def imported(path: str, what: str) -> Any:
     """Import what operant's own tables name (users: `import_object`); SpecError: it is not there."""
+    if (file := re.fullmatch(r"(.+)\.py(?::(\w+))?", path)) is not None:
+        raise _named_by_file(path, what, file[1], file[2])
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
         source = importlib.import_module(module)
@@ -110,8 +125,8 @@ def imported(path: str, what: str) -> Any:
                 )
             elif what in NAMED_HERE:
                 remedy += (
-                    f" If it is in the current folder, name the {what} on operant's command line, also "
-                    "beside a run's folder: as module:Name it is looked for there."
+                    f" If it is in the current folder, give it on operant's command line as module:Name "
+                    f"(for a run, too: --{'env' if what == 'environment' else what} module:Name)."
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
     try:

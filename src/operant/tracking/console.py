@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 import math
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from operant.errors import value_error
@@ -102,7 +104,8 @@ class Console(Logger):
         self.quiet = quiet
         self._episodes = start_episodes
         self._stream = OutputStream(sys.stdout if stream is None else stream)
-        self._lines = not (self._stream.isatty() if live is None else live)
+        self._notebook = stream is None and type(sys.stdout).__module__.startswith("ipykernel.")
+        self._lines = not (self._stream.isatty() or self._notebook if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
         logged = start_episodes if start_logged is None else start_logged
         self._logged = (start_step, start_time, logged)  # when the speed was last taken
@@ -114,6 +117,9 @@ class Console(Logger):
         self._step = start_step
         self._live: Live | None = None
         self._bar: Progress | None = None
+        self._cell: Any = None
+        """Where a notebook shows the display, and when it was last drawn there."""
+        self._drawn = 0.0
 
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Update the display; lines wait for a record."""
@@ -157,7 +163,9 @@ class Console(Logger):
             self._live.console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
-        """End the display, leaving its last state in place."""
+        """End the display, and wipe it: a bar would stay where it was."""
+        if self._cell is not None:
+            self._cell.update({"text/plain": ""}, raw=True)
         if self._live is not None:
             with contextlib.suppress(Exception):  # the terminal is gone, or the stream closed
                 self._live.stop()
@@ -190,13 +198,41 @@ class Console(Logger):
         self._step = step
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
-        if self._live is None:
+        if self._notebook:
+            self._draw()
+        elif self._live is None:
             self._start()
 
+    def _draw(self) -> None:
+        """Draw the display in a notebook's output, not too often."""
+        from IPython.display import display
+        from rich.console import Console as RichConsole
+
+        if time.monotonic() - self._drawn < 0.25:
+            return
+        self._drawn = time.monotonic()
+        text = io.StringIO()
+        console = RichConsole(file=text, width=100, force_jupyter=False)
+        if self._bar is None:
+            self._make_bar(console)
+        console.print(self._render())
+        data = {"text/plain": text.getvalue()}
+        if self._cell is None:
+            self._cell = display(data, raw=True, display_id=True)
+        else:
+            self._cell.update(data, raw=True)
+
     def _start(self) -> None:
-        from rich import progress
         from rich.console import Console as RichConsole
         from rich.live import Live
+
+        console = RichConsole(file=cast(TextIO, self._stream), force_terminal=True)
+        self._make_bar(console)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def _make_bar(self, console: Any) -> None:
+        from rich import progress
 
         columns: list[ProgressColumn] = [progress.SpinnerColumn(), progress.TimeElapsedColumn()]
         if self._max_steps:
@@ -206,11 +242,8 @@ class Console(Logger):
                 progress.TimeElapsedColumn(),
                 progress.TimeRemainingColumn(),
             ]
-        console = RichConsole(file=cast(TextIO, self._stream), force_terminal=True)
         self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
         self._bar.add_task("", total=self._max_steps, completed=self._step)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
-        self._live.start()
 
     def _render(self) -> Group:
         from rich.console import Group

@@ -133,13 +133,14 @@ def _with_episodes(groups: Groups, column: str) -> Groups:
     return kept
 
 
-def _line_styles(groups: Groups) -> dict[str, tuple[str, Any]]:
+def line_styles(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Return colour and dashes of each label, the same in all environments."""
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
     return {label: line_style(i) for i, label in enumerate(labels)}
 
 
 def _curves(groups: Groups, config: PlotConfig) -> object:
-    styles = _line_styles(groups)
+    styles = line_styles(groups)
     columns = min(len(groups), 3)
     rows = math.ceil(len(groups) / columns)
     drawing = figure(7.2 if columns == 1 else 5.6 * columns, 4.4 * rows)
@@ -171,7 +172,7 @@ def aggregates(groups: Groups, config: PlotConfig) -> list[Aggregate]:
         SpecError: an agent has no runs in one of the environments, or the scores of one do not differ.
     """
     references = read_json(config.scores, "scores") if config.scores else {}
-    scores: dict[str, list[list[float]]] = {label: [] for label in _line_styles(groups)}
+    scores: dict[str, list[list[float]]] = {label: [] for label in line_styles(groups)}
     for env, group in groups.items():
         low, high = _range(env, references, group, config.plot)
         for label in scores:
@@ -244,7 +245,7 @@ def _final(run: Run, column: str) -> float:
 
 def _aggregates(groups: Groups, config: PlotConfig) -> object:
     statistics = aggregates(groups, config)
-    styles = _line_styles(groups)
+    styles = line_styles(groups)
     labels = list(styles)[::-1]
     drawing = figure(11.0, 1.9 + 0.5 * len(labels))
     titles = {"iqm": "IQM", "median": "Median", "mean": "Mean"}

@@ -20,7 +20,19 @@ TimeUnit = Literal["hour", "minute", "second"]
 HistorySource = str | Path | Mapping[str, np.ndarray]
 """Path of a history, or its columns."""
 
+Line = tuple[np.ndarray, np.ndarray]
+"""Places of one run, in order, and a value at each."""
+
 SECONDS = {"hour": 3600, "minute": 60, "second": 1}
+NAMES = {
+    "step": "environment steps",
+    "mean_reward": "mean return",
+    "best_reward": "best mean return",
+    "episode_reward": "return",
+}
+"""What columns are called on axes, if not by their name."""
+MARKED = 60
+"""Of a line of at most so many points each is marked."""
 
 
 def plot_history(
@@ -66,9 +78,11 @@ def plot_history(
         y = np.where(np.isfinite(history[plot]), history[plot], np.nan)
         every = slice(None, None, history_interval)
         color, dashes = line_style(i)
-        ax.plot(x[every], y[every], label=agent, color=color, linestyle=dashes, linewidth=1.8)
+        x, y = x[every], y[every]
+        marker = _marker(np.isfinite(y).sum())
+        ax.plot(x, y, marker=marker, label=agent, color=color, linestyle=dashes, linewidth=1.8, markersize=4)
     title = f"{agents[0]} - {env}" if len(agents) == 1 else env
-    label_axes(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="lower right")
+    label_axes(ax, title, _label(benchmark, time_unit), title_of(plot), legend="lower right")
     return ax
 
 
@@ -90,7 +104,8 @@ def learning_curve(
 ) -> Axes:
     """Draw the learning curves of several agents, each over its seeds, with a bootstrap band.
 
-    A curve covers what all of its runs cover. A single run is drawn without a band.
+    A curve covers what all of its runs cover. A single run is drawn without a band. The points of a short
+    history, as of evaluations, are marked.
 
     Args:
         runs: histories of each agent's seeds, by the label of the agent.
@@ -117,17 +132,17 @@ def learning_curve(
     _check_axes(plot, benchmark, time_unit)
     if ax is None:
         ax = figure().add_subplot()
-    for i, (label, histories) in enumerate(runs.items()):
-        x, curves = _curves(label, histories, plot, benchmark, time_unit, points)
-        center, low, high = band(curves, statistic, level)
-        color, style = (colors[label], "-") if colors else line_style(i)
-        style = dashes[label] if dashes else style
-        seeds = curves.shape[-1]
-        several = seeds > 1
-        name = f"{label} ({seeds} seed{'s' if several else ''})"
-        ax.plot(x, center, color=color, linestyle=style, linewidth=2.0, label=name, zorder=3 + i / 100)
-        if several:
-            ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
+    lines = {
+        label: [settled(history, plot, _abscissa(history, benchmark, time_unit)) for history in histories]
+        for label, histories in ((label, map(_columns, sources)) for label, sources in runs.items())
+    }
+    styles = {
+        label: (colors[label] if colors else line_style(i)[0], "-" if colors else line_style(i)[1])
+        for i, label in enumerate(runs)
+    }
+    if dashes:
+        styles = {label: (color, dashes[label]) for label, (color, _) in styles.items()}
+    draw_lines(ax, lines, styles, statistic, level, points)
     if target is not None:
         ax.axhline(
             target, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {target:,g}", zorder=1
@@ -135,10 +150,49 @@ def learning_curve(
     many = any(len(histories) > 1 for histories in runs.values())
     name = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     note = f"{name} over seeds with {100 * level:g}% bootstrap interval" if many else ""
-    label_axes(ax, title, _label(benchmark, time_unit), plot.replace("_", " "), legend="best", note=note)
+    label_axes(ax, title, _label(benchmark, time_unit), title_of(plot), legend="best", note=note)
     if out is not None:
         save(ax.figure, out)
     return ax
+
+
+def draw_lines(
+    ax: Axes,
+    lines: Mapping[str, Sequence[Line]],
+    styles: Mapping[str, tuple[str, Any]],
+    statistic: Statistic = "mean",
+    level: float = 0.95,
+    points: int = 200,
+) -> None:
+    """Draw one line for each label, over its seeds with a bootstrap band.
+
+    `styles` are colours and dashes by label. Where the seeds have few places they are what is drawn, and
+    marked; else `points` are.
+
+    Raises:
+        SpecError: a run has no places, or those of a label do not overlap.
+    """
+    for i, (label, seeds) in enumerate(lines.items()):
+        x, curves = _over_seeds(label, seeds, points)
+        center, low, high = band(curves, statistic, level)
+        color, dashes = styles[label]
+        several = len(seeds) > 1
+        name = f"{label} ({len(seeds)} seed{'s' if several else ''})"
+        ax.plot(
+            x, center, marker=_marker(len(x)), color=color, linestyle=dashes, linewidth=2.0, markersize=5, label=name,
+            zorder=3 + i / 100,
+        )  # fmt: skip
+        if several:
+            ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
+
+
+def _marker(points: int) -> str:
+    return "o" if points <= MARKED else ""
+
+
+def title_of(column: str) -> str:
+    """Return what a column is called on an axis."""
+    return NAMES.get(column, column.replace("_", " "))
 
 
 def _check_axes(plot: str, benchmark: str, time_unit: str) -> None:
@@ -156,7 +210,7 @@ def _abscissa(history: Mapping[str, np.ndarray], benchmark: str, time_unit: str)
 
 
 def _label(benchmark: str, time_unit: str) -> str:
-    return "step" if benchmark == "step" else f"time ({time_unit}s)"
+    return NAMES["step"] if benchmark == "step" else f"time ({time_unit}s)"
 
 
 def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,14 +229,12 @@ def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tupl
     return x[starts], np.add.reduceat(y, starts) / sizes if len(x) else y
 
 
-def _curves(
-    label: str, histories: Sequence[HistorySource], plot: str, benchmark: str, time_unit: str, points: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _columns(source: HistorySource) -> Mapping[str, np.ndarray]:
+    return source if isinstance(source, Mapping) else read_history(source)
+
+
+def _over_seeds(label: str, lines: Sequence[Line], points: int) -> tuple[np.ndarray, np.ndarray]:
     """Return abscissa `[points]` and each run's curve `[points, seeds]` over the range that all cover."""
-    lines = []
-    for source in histories:
-        history = source if isinstance(source, Mapping) else read_history(source)
-        lines.append(settled(history, plot, _abscissa(history, benchmark, time_unit)))
     if not lines or any(not len(x) for x, _ in lines):
         raise SpecError(f"A run of {label!r} has no episodes to plot.")
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
@@ -191,5 +243,7 @@ def _curves(
             f"The runs of {label!r} do not overlap: one begins at {start:g}, one ends at {end:g}. "
             "Draw them by step, or each under a label of its own."
         )
-    grid = np.linspace(start, end, points)
+    places = np.unique(np.concatenate([x for x, _ in lines]))
+    places = places[(start <= places) & (places <= end)]
+    grid = places if len(places) <= MARKED else np.linspace(start, end, points)
     return grid, np.stack([np.interp(grid, x, y) for x, y in lines], axis=-1)

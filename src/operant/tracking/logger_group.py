@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 from operant.tracking.record import EpisodeRecord, Logger, Record
 
@@ -22,6 +22,10 @@ class LoggerGroup(Logger):
     def __init__(self, loggers: Iterable[Logger] = ()) -> None:
         self.loggers = list(loggers)
         self._warned: dict[int, float] = {}
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Hand on what is to be trained."""
+        self._each(lambda logger: logger.begin(options))
 
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Hand on finished episodes."""

@@ -8,7 +8,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from operant.errors import SpecError
+import numpy as np
+
+from operant.errors import SpecError, reading
 from operant.tracking.append_file import AppendFile
 from operant.tracking.record import Logger, Record
 
@@ -56,6 +58,26 @@ class MetricsFile(Logger):
     def close(self) -> None:
         """Write what waits."""
         self.flush()
+
+
+def read_metrics(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return by name where a number was reported (environment steps) and its finite values, in order of time.
+
+    A file that is missing has none. Lines that cannot be read are left out, as are texts.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
+    path = Path(path)
+    points: dict[str, list[tuple[float, float]]] = {}
+    with reading(repr(str(path)), SpecError):
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            if math.isnan(step := _step(line)):
+                continue
+            for name, value in json.loads(line).items():
+                if name not in Record._fields and isinstance(value, int | float):
+                    points.setdefault(name, []).append((step, value))
+    return {name: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for name, pairs in points.items()}
 
 
 def _drop_after(path: Path, step: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,19 +44,28 @@ def figure(width: float = 7.2, height: float = 4.4) -> Figure:
 
 
 def label_axes(
-    ax: Axes, title: str, x_label: str, y_label: str, legend: str, note: str = "", numbers: str = "xy"
+    ax: Axes,
+    title: str,
+    x_label: str,
+    y_label: str,
+    legend: str,
+    note: str = "",
+    numbers: str = "xy",
+    ticks: int = 7,
 ) -> None:
     """Give the axes their labels and style.
 
-    `legend` is its place if there is anything for one, `note` a line between title and axes, and `numbers`
-    says which axes have numbers: ``xy``, ``x`` or ``y``.
+    `legend` is its place if there is anything for one (empty: none), `note` a line between title and axes, and
+    `numbers` says which axes have numbers: ``xy``, ``x`` or ``y``, at about `ticks` places. Texts are drawn as they are, a $ among them.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if note else 10)
+    ax.set_title(
+        literal(title), loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if note else 10
+    )
     if note:
         line = ax.annotate(
-            note,
+            literal(note),
             (0, 1),
             (0, 9),
             xycoords="axes fraction",
@@ -64,8 +74,8 @@ def label_axes(
             color=PALE,
         )
         line.set_in_layout(False)  # a long note must not make its panel wider than others
-    ax.set_xlabel(x_label, fontsize=11, color=INK, labelpad=6)
-    ax.set_ylabel(y_label, fontsize=11, color=INK, labelpad=6)
+    ax.set_xlabel(literal(x_label), fontsize=11, color=INK, labelpad=6)
+    ax.set_ylabel(literal(y_label), fontsize=11, color=INK, labelpad=6)
     ax.grid(True, color=GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right", "left"):
@@ -73,19 +83,26 @@ def label_axes(
     ax.spines["bottom"].set_color("#999999")
     ax.tick_params(colors=INK, labelsize=10, length=0, pad=5)
     for axis in [{"x": ax.xaxis, "y": ax.yaxis}[name] for name in numbers]:
-        axis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(FuncFormatter(thousands))
     ax.margins(x=0.015, y=0.06)
     handles, labels = ax.get_legend_handles_labels()
-    if labels:
+    if labels and legend:
         lines = max(1, min(4, LEGEND_LINES // len(labels)))
         wrapped = [
-            textwrap.fill(label, LEGEND_WIDTH, subsequent_indent="   ", max_lines=lines, placeholder=" ...")
+            textwrap.fill(
+                literal(label), LEGEND_WIDTH, subsequent_indent="   ", max_lines=lines, placeholder=" ..."
+            )
             for label in labels
         ]
         ax.legend(
             handles, wrapped, loc=legend, fontsize=10, labelcolor=INK, framealpha=0.85, edgecolor="none"
         )
+
+
+def literal(text: str) -> str:
+    """Return a text such that matplotlib takes no part of it, as between two $, for mathematics."""
+    return text.replace("$", r"\$")
 
 
 def thousands(value: float, position: int = 0) -> str:
@@ -104,11 +121,22 @@ def check_format(out: str | Path) -> Path:
 
 def save(figure: Any, out: str | Path) -> Path:
     """Write a figure, in the format that the suffix says; equal figures give equal files."""
-    import matplotlib
-
     out = check_format(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix, {})
-    with matplotlib.rc_context({"svg.hashsalt": "operant", "svg.fonttype": "none"}):
-        figure.savefig(out, metadata=metadata)
+    _write(figure, out, out.suffix.lower())
     return out
+
+
+def as_svg(figure: Any) -> str:
+    """Return a figure as SVG without a background, its text as text."""
+    buffer = io.StringIO()
+    _write(figure, buffer, ".svg", transparent=True)
+    return buffer.getvalue()
+
+
+def _write(figure: Any, to: Any, suffix: str, **how: Any) -> None:
+    import matplotlib
+
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
+    with matplotlib.rc_context({"svg.hashsalt": "operant", "svg.fonttype": "none"}):
+        figure.savefig(to, format=suffix[1:], metadata=metadata, **how)

@@ -69,10 +69,13 @@ class Origin(NamedTuple):
 
 
 class Logger:
-    """What writes records. A logger overrides what concerns it."""
+    """What writes records: all of operant's own loggers, and those of users. It overrides what concerns it."""
 
     must_write = False
     """Whether what it could not write by the end is an error, as of files that a run is read from."""
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Take what is to be trained, before all else: `agent` and `run`, options by name, as JSON data."""
 
     def episodes(self, episodes: list[EpisodeRecord]) -> None:
         """Take finished episodes, in order of time."""

@@ -17,7 +17,7 @@ from operant.tracking.history import read_history
 EVALUATIONS = "evaluations.parquet"
 """History of the evaluations of a run, in its folder."""
 _FREE = {
-    "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
+    "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session", "logger",
     "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints", "log_frequency",
     "display_precision", "quiet", "env", "vector", "threads", "eval_frequency", "eval_episodes",
     "info_keywords", *TOGETHER,
@@ -141,8 +141,9 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     """Name a run by its agent, and by what distinguishes it from others of it in the same environment."""
     alike = [other.settings for other in runs if (other.env, other.agent) == (run.env, run.agent)]
     names = {name: None for settings in alike for name in settings}
-    differing = [name for name in names if len({_text(settings.get(name)) for settings in alike}) > 1]
-    parts = [f"{name} {_text(run.settings.get(name))}" for name in differing]
+    values = {name: [settings.get(name) for settings in alike] for name in names}
+    differing = [name for name in names if len(set(map(_text, values[name]))) > 1]
+    parts = [f"{name} {_rounded(run.settings.get(name), values[name])}" for name in differing]
     return f"{run.agent}, {', '.join(parts)}" if parts else run.agent
 
 
@@ -150,6 +151,17 @@ def _short(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return ":".join(str(value.get(part)) for part in ("type", "start", "end", "steps"))
+
+
+def _rounded(value: Any, among: Sequence[Any]) -> str:
+    """Return a value in three digits, or as many more as tell it from those that differ from it."""
+    if not isinstance(value, float):
+        return _text(value)
+    others = [other for other in among if isinstance(other, float) and other != value]
+    texts = (f"{value:.{digits}g}" for digits in range(3, 18))
+    return next(
+        text for text in texts if all(abs(float(text) - other) > abs(float(text) - value) for other in others)
+    )
 
 
 def _text(value: Any) -> str:

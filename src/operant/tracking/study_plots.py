@@ -8,15 +8,15 @@ global state, and warns that it is experimental.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from operant.tracking.plot_style import COLORS, GRID, INK, PALE, figure, label_axes, save
+from operant.tracking.plot_style import COLORS, GRID, INK, PALE, figure, label_axes, literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _STATES = {  # state: name in the legend, colour, marker
     "complete": ("complete", COLORS[0], "o"),
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
     params: dict[str, Any]
 
 
-def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
+def history(trials: Sequence[Trial], title: str = "") -> Figure:
     """Draw every trial's value in order, and the best so far; failed ones are ticks at the bottom."""
     from matplotlib.ticker import MaxNLocator
 
@@ -51,22 +51,30 @@ def history(trials: Sequence[Trial], out: str | Path, title: str = "") -> Path:
     complete = sorted((t.number, t.value) for t in trials if t.state == "complete" and t.value is not None)
     if complete:
         numbers, values = zip(*complete, strict=True)
-        best = np.maximum.accumulate(values)
-        ax.step(numbers, best, where="post", color=COLORS[1], linewidth=1.8, label="best so far", zorder=2)
+        best = np.maximum.accumulate([*values, values[-1]])  # the last one goes on a little, so as to be seen
+        ax.step(
+            [*numbers, max(t.number for t in trials) + 0.4],
+            best,
+            where="post",
+            color=COLORS[1],
+            linewidth=1.8,
+            label="best so far",
+            zorder=2,
+        )
     failed = [t.number for t in trials if t.state == "fail"]
     if failed:
         bottom = ax.get_xaxis_transform()
         ax.plot(failed, [0.015] * len(failed), "x", color=PALE, ms=6, transform=bottom, label="failed")
     label_axes(ax, title, "trial", "mean return", legend="best")
     ax.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    return save(drawing, out)
+    return drawing
 
 
 ENOUGH = 5
 """Fewer best trials than this say little about what made them good (Optuna's own advice)."""
 
 
-def importances(shares: Mapping[str, float], complete: int, out: str | Path, title: str = "") -> Path:
+def importances(shares: Mapping[str, float], complete: int, title: str = "") -> Figure:
     """Draw how well each parameter distinguishes the best tenth of the complete trials from all of them.
 
     `shares` are by name of the parameter and sum up to 1; `complete` is the number of such trials.
@@ -90,10 +98,10 @@ def importances(shares: Mapping[str, float], complete: int, out: str | Path, tit
     ax.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     ax.set_xlim(0, max(values, default=1.0) * 1.12 or 1.0)
     ax.grid(False, axis="y")
-    return save(drawing, out)
+    return drawing
 
 
-def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | Path, title: str = "") -> Path:
+def parallel(trials: Sequence[Trial], logarithmic: Collection[str], title: str = "") -> Figure:
     """Draw each complete trial as a line over one axis per parameter, coloured by its value, best on top.
 
     `logarithmic` are the parameters whose axis is.
@@ -127,12 +135,12 @@ def parallel(trials: Sequence[Trial], logarithmic: Collection[str], out: str | P
     for side in ax.spines.values():
         side.set_visible(False)
     ax.tick_params(colors=INK, labelsize=10, length=0, pad=8)
-    ax.set_title(title, loc="left", fontsize=13, fontweight="bold", color=INK, pad=12)
+    ax.set_title(literal(title), loc="left", fontsize=13, fontweight="bold", color=INK, pad=12)
     bar = drawing.colorbar(collection, ax=ax, fraction=0.04, pad=0.02)
     bar.set_label("mean return", color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=9, length=0)
-    return save(drawing, out)
+    return drawing
 
 
 class _Scale:
@@ -162,7 +170,7 @@ class _Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         if self._names is not None:
-            return [(self.height(v), str(v)[:_LINES]) for v in self._names]
+            return [(self.height(v), literal(str(v)[:_LINES])) for v in self._names]
         heights = np.linspace(0, 1, 5) if self._high > self._low else np.array([0.5])
         raw = self._low + heights * (self._high - self._low)
         return [

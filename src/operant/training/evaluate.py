@@ -67,7 +67,7 @@ class Evaluator:
 
         Raises:
             SpecError: `episodes` is below 1.
-            EnvironmentError: an environment failed.
+            EnvError: an environment failed.
         """
         key, acting = jax.random.key(seed), self._acting(train)
         self._noise.clear()
@@ -152,7 +152,7 @@ def run_episodes(
 
     Raises:
         SpecError: `episodes` is below 1.
-        EnvironmentError: an environment failed.
+        EnvError: an environment failed.
     """
     episodes = whole("episodes", episodes)
     n = env.num_envs

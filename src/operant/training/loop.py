@@ -56,15 +56,21 @@ class Outcome(NamedTuple):
     @property
     def summary(self) -> str:
         """One line for the user."""
-        mean = f"{self.mean_reward:.2f}" if math.isfinite(self.mean_reward) else "-"
-        counts = f"{self.step} steps, {self.episodes} episodes, mean return {mean}"
-        if self.skipped:
-            counts += f", {self.skipped} gradient step(s) left out"
+        steps = f"{self.step:,} steps"
+        came = f"mean return {self.mean_reward:.2f} after {steps}"
+        if self.reason == "target":
+            came = came.replace(" after", " reached after")
+        elif not math.isfinite(self.mean_reward):
+            came = f"{steps}, no mean return yet" if self.episodes else f"no episode has ended in {steps}"
+        minutes, seconds = divmod(round(self.seconds), 60)
+        time = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
+        details = [time if minutes else f"{self.seconds:.3g} s", f"{self.episodes:,} episodes"]
         if self.evaluated.best_reward is not None:
-            counts += (
-                f", best evaluation {self.evaluated.best_reward:.2f} at {self.evaluated.best_step} steps"
-            )
-        return f"{self.message}: {counts}, {self.seconds:.1f} s"
+            best = self.evaluated
+            details.append(f"best evaluation {best.best_reward:.2f} at {best.best_step:,} steps")
+        if self.skipped:
+            details.append(f"{self.skipped} gradient step(s) left out")
+        return f"{self.message}: {came} ({', '.join(details)})"
 
 
 class TrainingLoop:
@@ -112,6 +118,8 @@ class TrainingLoop:
         self.on_record: Callable[[Record], bool | None] | None = None
         """Called with every report, which it may add to and change before the loggers take it. The run ends
         if it returns False."""
+        self.on_episode: Callable[[EpisodeRecord], None] | None = None
+        """Called with every episode that ended, when its block has been learnt from."""
         self.ended: str | None = None
         """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
         died."""
@@ -310,6 +318,8 @@ class TrainingLoop:
             reason = self._stop() or verdict
         if reason is None and self._collected == self.most_blocks:
             reason = "max_steps"
+        if reason is None and self._called_off:
+            reason = "callback"
         logged, step = self._logged
         due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
         if self.run.log_frequency is not None:
@@ -430,6 +440,10 @@ class TrainingLoop:
         """Return the time of a clock that stops during evaluations, also those of runs beside this one."""
         return time.perf_counter() - (0.0 if self.evaluation is None else self.evaluation.evaluator.seconds)
 
+    def call_off(self) -> None:
+        """End the run after the driver's current call, as a callback asked."""
+        self._called_off = True
+
     def interrupt(self) -> None:
         """End the run after the driver's current call, or within it if a block takes long."""
         self._interrupted = True
@@ -455,6 +469,9 @@ class TrainingLoop:
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
         if episodes:
             self.loggers.episodes(episodes)
+        if self.on_episode is not None:
+            for record in episodes:
+                self.on_episode(record)
         if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
             self._endless = True
             self.loggers.message(
@@ -525,9 +542,9 @@ class TrainingLoop:
 
     def _outcome(self, reason: str) -> Outcome:
         messages = {
-            "target": f"Reward achieved in {self.step} steps",
-            "max_steps": "Maximum steps exceeded",
-            "early_stop": "Early stopping",
+            "target": "Done",
+            "max_steps": "Done",
+            "early_stop": "Stopped early, as nothing improved",
             "callback": "Ended by the callback",
             "interrupted": "Interrupted",
         }

@@ -16,17 +16,19 @@ import jax.numpy as jnp
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.table import AGENTS
 from operant.envs import catalog
-from operant.errors import EnvironmentError, UsageError, shown
+from operant.envs.remote.cluster import TaskPlacement
+from operant.errors import EnvError, UsageError, quoted, shown
 from operant.spec import plain
-from operant.spec.run import TOGETHER, RunConfig, located
+from operant.spec.run import TOGETHER, ClusterConfig, RunConfig, located
 from operant.tracking import LoggerGroup, interval
 from operant.tracking.console import say
 from operant.tracking.record import Record
 from operant.training import signals
+from operant.training.cluster_seeds import train_on_cluster
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
-from operant.training.loggers import console, create_loggers
+from operant.training.loggers import console, create_loggers, loggers_of
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
 from operant.training.run_dir import claimed, describe, held
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
@@ -53,17 +55,24 @@ class MultiSeedResult(NamedTuple):
     """Mean over seeds of the last `mean_reward`, and its 95% bootstrap interval."""
 
 
-def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) -> MultiSeedResult:
+def replicate(
+    plan: ExperimentConfig,
+    n_seeds: int,
+    command: str | None = None,
+    cluster: ClusterConfig | None = None,
+) -> MultiSeedResult:
     """Train as planned under a number of successive seeds, of which that of the plan is the first.
 
     On a JAX-native environment all train at the same time (`MultiSeedRunner`); each equals a single run with
-    its seed, on accelerators up to the rounding of sums. On others they run one after the other. Each writes
-    a folder of its own, which can be resumed, loaded, played and plotted like that of any run.
+    its seed, on accelerators up to the rounding of sums. On others they run one after the other. With a
+    `cluster` each is a task of its own there. Each writes a folder of its own, which can be resumed,
+    loaded, played and plotted like that of any run.
 
     Raises:
         OperantError: the plan cannot be carried out.
         SystemExit: the process was asked to terminate while the runs followed one another.
     """
+    placement = None if cluster is None else TaskPlacement.read(cluster)
     run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
     plan = plan._replace(run=run)
     for name in SINGLE:
@@ -79,16 +88,24 @@ def replicate(plan: ExperimentConfig, n_seeds: int, command: str | None = None) 
         # Files are read once, for all seeds.
         plan = plan._replace(agent=definition, options={})
     with claimed(run, definition.name) as directory:
-        return _replicate(plan, first, n_seeds, directory, command)
+        return _replicate(plan, first, n_seeds, directory, command, placement)
 
 
 def _replicate(
-    plan: ExperimentConfig, first: int, n_seeds: int, directory: Path, command: str | None
+    plan: ExperimentConfig,
+    first: int,
+    n_seeds: int,
+    directory: Path,
+    command: str | None,
+    placement: TaskPlacement | None,
 ) -> MultiSeedResult:
     run = plan.run
     seeds = [(first + i) % 2**32 for i in range(n_seeds)]
     runs = [run.replace(seed=seed, run_dir=str(directory / f"seed-{seed}")) for seed in seeds]
-    if catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
+    if placement is not None:
+        definition = parse_agent(plan.agent, **plan.options)
+        results = train_on_cluster(placement, definition, runs, command)
+    elif catalog.native(run.env, **plain(run.env_kwargs or {})) is not None:
         results = _together(plan, runs, command)
     else:
         results = []
@@ -113,14 +130,18 @@ def _farewell(
     if cut:
         lines = [f"Interrupted: {len(cut)} of {len(results)} seeds ({', '.join(each.name for each in cut)})"]
         agent = parse_agent(plan.agent, **plan.options).name
-        lines += [f"Continue with: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
+        lines += [f"Continue: {resuming(directory / each.name, agent, plan.run.env)}" for each in cut]
     else:
         value, low, high = (round(x, plan.run.display_precision) for x in mean)
         lines = [f"Mean return over {len(results)} seeds: {value} [{low}, {high}] (95% bootstrap interval)"]
-    return "\n".join([*lines, f"Everything was written to {shown(directory)}"])
+    place = shown(directory)
+    return "\n".join(
+        [*lines, f"Everything was written to {place}", f"Plot: {quoted('operant', 'plot', place)}"]
+    )
 
 
 def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | None) -> list[TrainingResult]:
+    own = [loggers_of(run.logger) for run in runs]
     definition = parse_agent(plan.agent, **plan.options)
     environments = make_environments(runs[0])
     learner = build(definition, environments, runs[0], len(runs))
@@ -142,7 +163,9 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             stack.enter_context(held(directory))
             together = len(runs) if runner.mapped else None
             describe(directory, definition.to_dict(), run, environments, command, together=together)
-            training.loggers = loggers = create_loggers(directory, run.replace(quiet=True), training)
+            training.loggers = loggers = create_loggers(
+                directory, run.replace(quiet=True), training, own=own[i]
+            )
             stack.enter_context(loggers)
             trainings.append(training)
         total = None if runs[0].max_steps is None else runs[0].max_steps * len(runs)
@@ -170,7 +193,7 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
         display.message(f"Seed {trainings[i].run.seed}: {outcome.summary}")
 
     def failed(i: int, fault: str) -> None:
-        raise EnvironmentError(f"Seed {trainings[i].run.seed}: {fault}")
+        raise EnvError(f"Seed {trainings[i].run.seed}: {fault}")
 
     def show() -> None:
         nonlocal logged

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import secrets
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import gymnasium
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
@@ -20,11 +23,12 @@ from operant.spec import effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
 from operant.tracking.history import check_place, end_of
-from operant.tracking.record import Origin
+from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
+from operant.tracking.tensorboard import PREFIX
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
-from operant.training.loggers import create_loggers
+from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import TrainingLoop
 from operant.training.run_dir import (
     BEST,
@@ -40,7 +44,7 @@ from operant.training.session import ExperimentSetup, fitting
 
 RESUMABLE = frozenset((
     *TOGETHER, "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds",
-    "save_memory", "save_frequency", "keep_checkpoints", "resume", "eval_frequency", "eval_episodes",
+    "save_memory", "save_frequency", "keep_checkpoints", "resume", "logger", "eval_frequency", "eval_episodes",
 ))  # fmt: skip
 """Options of a run that may change when it is resumed; the others define the run."""
 
@@ -63,8 +67,8 @@ class TrainingResult(NamedTuple):
     outcome: Any
     """`operant.training.loop.Outcome`."""
     directory: Path
-    """Folder of the run, absolute: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`,
-    `events/`."""
+    """Folder of the run, absolute: `run.json`, `checkpoints/`, `history.parquet/`, `metrics.jsonl`, event
+    files."""
 
 
 def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
@@ -161,8 +165,8 @@ def _step(header: dict[str, Any] | None) -> int:
     return int(header["training"]["counted"]) + int(header["training"]["origin"]["step"])
 
 
-def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
-    """Train as planned; `command` is the command line to record.
+def train(plan: ExperimentConfig, command: str | None = None, logger: Any = None) -> TrainingResult:
+    """Train as planned; `command` is the command line to record, `logger` one of your own (or a list).
 
     Everything is built and checked before the run's folder is made: a plan that is refused leaves nothing
     behind. Relative paths are of the working directory at this call.
@@ -170,11 +174,11 @@ def train(plan: ExperimentConfig, command: str | None = None) -> TrainingResult:
     Raises:
         OperantError: the plan cannot be carried out; the message names what is wrong and the remedy.
     """
-    with _prepared(plan, command) as (training, directory):
+    own = [*loggers_of(plan.run.logger), *loggers_of(logger)]
+    with _prepared(plan, command, own) as (training, directory):
         outcome = training.loop()
         training.keep_unjudged()
-        agent, env = training.definition.name, training.run.env
-        training.loggers.message(_farewell(outcome, directory, resuming(directory, agent, env)))
+        training.loggers.message(_farewell(outcome, directory, training))
     return TrainingResult(outcome, directory)
 
 
@@ -186,7 +190,9 @@ def _of_record(plan: ExperimentConfig) -> contextlib.AbstractContextManager[None
 
 
 @contextlib.contextmanager
-def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[TrainingLoop, Path]]:
+def _prepared(
+    plan: ExperimentConfig, command: str | None, own: Sequence[Logger]
+) -> Iterator[tuple[TrainingLoop, Path]]:
     """Build all that a plan needs, and hold the folder of its run meanwhile."""
     run = plan.run
     expect_evaluations(run)
@@ -237,7 +243,7 @@ def _prepared(plan: ExperimentConfig, command: str | None) -> Iterator[tuple[Tra
         else:
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
-        training.loggers = create_loggers(directory, run, training, plan.resume is not None)
+        training.loggers = create_loggers(directory, run, training, plan.resume is not None, own)
         stack.enter_context(training.loggers)
         for text in (
             _greeting(definition.name, run, environments, directory),
@@ -401,14 +407,26 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
     return quoted(*words, *(["--env", env] if is_own(env) else []))
 
 
-def _farewell(outcome: Any, directory: Path, command: str) -> str:
-    lines = [outcome.summary]
-    if outcome.reason == "interrupted":
-        lines.append(f"Continue with: {command}")
-    gone = [name for name in ("run.json", "events") if not (directory / name).exists()]
+def _farewell(outcome: Any, directory: Path, training: TrainingLoop) -> str:
+    lines, run, place = [outcome.summary], training.run, shown(directory)
+    gone = [name for name in ("run.json", f"{PREFIX}*") if not any(directory.glob(name))]
     if gone:
         lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
         lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
     else:
-        lines.append(f"Everything was written to {shown(directory)}")
+        lines.append(f"Everything was written to {place}")
+        agent, bare = training.definition.name, run.env.rpartition(":")[2]
+        named = [agent] if is_own(agent) else []
+        look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
+        own = ["--env", run.env] if is_own(run.env) else []
+        lines += [
+            f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
+            f"Plot:        {quoted('operant', 'plot', place)}",
+        ]
+        if importlib.util.find_spec("tensorboard") is not None:
+            lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
+        more = " --target-reward none" if outcome.reason == "target" else ""
+        if outcome.reason in ("target", "max_steps"):
+            more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
+        lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
     return "\n".join(lines)

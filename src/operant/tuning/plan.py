@@ -10,13 +10,13 @@ from operant.agents.table import config_class, entry, resolve
 from operant.envs.catalog import is_own
 from operant.envs.native.ids import PREFIXES, is_native
 from operant.errors import SpecError, as_folder, value_error
-from operant.spec import Config, option, options, plain, traced
-from operant.spec.run import PROCESSES, RunConfig
+from operant.spec import option, options, plain, traced
+from operant.spec.run import PROCESSES, ClusterConfig, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
 NOT_TUNED = {
-    "max_steps", "target_reward", "monitor_session", "run_dir", "resume", "save_seconds", "save_frequency",
+    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds", "save_frequency",
     "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
 }  # fmt: skip
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
@@ -28,12 +28,10 @@ MOST_AT_ONCE = 32
 """Largest population by default."""
 
 
-class TuneConfig(Config):
+class TuneConfig(ClusterConfig):
     """Options of `operant tune`."""
 
-    study: str | None = option(
-        None, "Name of optuna study; an existing one is continued (default: a new one)"
-    )
+    study: str | None = option(None, "Name of the study; an existing one is continued (default: a new one)")
     storage: str | None = option(
         None,
         "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
@@ -48,7 +46,7 @@ class TuneConfig(Config):
         f"trials, at most {MOST_AT_ONCE}; 1 for agents with a replay memory)",
         low=1,
     )
-    trial_steps: int = option(500000, "Maximum steps for a trial", unit="environment steps", low=1)
+    trial_steps: int = option(500000, "Steps of a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
         "Score trials by this many whole episodes with the best actions (default: by the mean return of "
@@ -56,14 +54,14 @@ class TuneConfig(Config):
         low=1,
     )
     trial_seeds: int = option(1, "Seeds that each trial trains with; its score is their mean", low=1)
-    warmup_trials: int = option(5, "warmup trials before pruning starts", low=0)
+    warmup_trials: int = option(5, "Trials before pruning starts", low=0)
     prune: bool = option(
         True,
         "Stop trials that do worse than the median of the others at the same step (--no-prune: never)",
     )
     non_silent: bool = option(
         False,
-        "JAX, optuna and agent are silenced in trials, unless this flag is specified",
+        "Let JAX, Optuna and the agent print in trials",
     )
     plots: str | None = option(None, "Folder for the study's plots (default: studies/STUDY)")
 

@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
 from operant.tracking import Console, LoggerGroup
+from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
 from operant.tuning.plan import PER_TRIAL, StudyPlan
 from operant.tuning.ranges import corners, distributions, suggest
-from operant.tuning.trial import TAIL, TrialLostError, TrialProcess, numbered
+from operant.tuning.trial import TrialProcess, numbered
 
 if TYPE_CHECKING:
     import optuna
@@ -31,6 +33,8 @@ WARMUP_SHARE = 0.2
 """Share of a trial before which it is not pruned: at the very beginning all settings look alike."""
 BEAT_SECONDS = 60.0
 """How often running trials are marked as alive in the storage."""
+MOST_LOST = 20
+"""How many machines a study may lose in one call."""
 STALE_SECONDS = 600.0
 """After how long without a mark a running trial counts as dead, its process or machine being gone."""
 
@@ -64,6 +68,8 @@ class StudySearch:
         """Trials that were asked for, of which each list waits for a process."""
         self._spare: TrialProcess | None = None
         self._left = plan.config.n_trials
+        self._lost = 0
+        self._placement = TaskPlacement.read(plan.config)
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
         self.say = LoggerGroup([Console(quiet=bool(plan.run.get("quiet")))]).message
@@ -77,6 +83,8 @@ class StudySearch:
     def run(self) -> optuna.Study:
         """Try the plan, open the study, run the trials; return the study."""
         config = self.plan.config
+        if self._placement is not None:
+            self._placement.join()
         self._try()
         self._open()
         reclaim(self.study)
@@ -110,7 +118,12 @@ class StudySearch:
         return [slot for group in groups for slot in group]
 
     def _process(self) -> TrialProcess:
-        return TrialProcess(silent=not self.plan.config.non_silent)
+        silent = not self.plan.config.non_silent
+        if self._placement is None:
+            return TrialProcess(silent)
+        from operant.tuning.cluster_trial import ClusterTrialProcess
+
+        return ClusterTrialProcess(silent, self._placement)
 
     def _try(self) -> None:
         """Build what trials will train, with every range's first or last value, before writing anything."""
@@ -125,7 +138,7 @@ class StudySearch:
                     raise KeyboardInterrupt
             try:
                 answer = self._spare.receive()
-            except TrialLostError as lost:
+            except ProcessLostError as lost:
                 if self.stopped:  # it may have been ended with the study
                     raise KeyboardInterrupt from None
                 raise UsageError(f"The first trial could not be built. {lost}") from None
@@ -217,13 +230,16 @@ class StudySearch:
         process, trials = group
         try:
             message = process.receive()
-        except TrialLostError as lost:
+        except ProcessLostError as lost:
             message = {"kind": "failed", "text": str(lost), "traceback": ""}
-            if len(trials) > 1 and not self.stopped:  # one of them is to blame: each by itself
+            self._lost += lost.blameless
+            if (len(trials) > 1 or lost.blameless) and not self.stopped and self._lost <= MOST_LOST:
+                # One of them is to blame, or none: each by itself.
                 again = list(trials.values())
                 trials.clear()
                 self._close_idle()
                 self._waiting += [[slot] for slot in again]
+                self.say(f"{lost} Trying again: {', '.join(f'trial {slot.trial.number}' for slot in again)}.")
                 return
         slot = trials.get(message.get("trial", -1))
         if message["kind"] == "report":

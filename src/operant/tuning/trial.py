@@ -12,24 +12,19 @@ import functools
 import itertools
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from operant.envs import catalog
-from operant.envs.workers.process import killed
 from operant.errors import OperantError
 from operant.spec import plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import History, LoggerGroup
+from operant.training.child_process import TAIL, ChildProcess
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
@@ -40,67 +35,13 @@ if TYPE_CHECKING:
 REPORTS = 20
 """How often a trial reports its mean return: at the same steps in every trial, so that pruning compares
 like with like."""
-TAIL = 2000
-"""Characters of a failure that are kept."""
 
 
-class TrialLostError(Exception):
-    """The process of a trial ended without an answer."""
-
-
-class TrialProcess:
-    """A process that runs trials; if `silent`, what it prints is shown only if it dies."""
+class TrialProcess(ChildProcess):
+    """A process that runs trials."""
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
-    """What the process runs."""
-
-    def __init__(self, silent: bool) -> None:
-        self.connection, remote = Pipe()
-        # It lives as long as this object.
-        self._output: IO[bytes] | None = tempfile.TemporaryFile() if silent else None  # noqa: SIM115
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", self.code, str(remote.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=None if self._output is None else subprocess.STDOUT,
-            pass_fds=(remote.fileno(),),
-            # Other trials, of other processes too, may share a GPU's memory.
-            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "PYTHONPATH": path},
-            process_group=0,  # Ctrl-C is for the process that tunes: it decides what becomes of trials
-        )
-        remote.close()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; if the process is gone, this shows when its answer is awaited."""
-        with contextlib.suppress(OSError):
-            self.connection.send_bytes(json.dumps(message).encode())
-
-    def receive(self) -> dict[str, Any]:
-        """Wait for a message; TrialLostError: the process ended instead."""
-        try:
-            message: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
-            code = killed(self.process)
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            tail = self._printed()
-            self.close()
-            raise TrialLostError(f"The process of the trial {how}.{tail}") from None
-        return message
-
-    def _printed(self) -> str:
-        if self._output is None:
-            return ""
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - TAIL))
-        text = self._output.read().decode(errors="replace").strip()
-        return f" It printed last:\n{text}" if text else ""
-
-    def close(self) -> None:
-        """End the process, and what its environments started."""
-        killed(self.process)
-        self.connection.close()
-        if self._output is not None:
-            self._output.close()
+    name: ClassVar[str] = "The process of the trial"
 
 
 def work(descriptor: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from operant.envs.catalog import is_own
 from operant.errors import quoted
 from operant.tracking import study_plots
+from operant.tracking.plot_style import save
 from operant.training import signals
 from operant.tuning import study as studies
 from operant.tuning.plan import StudyPlan, TuneConfig, plan
@@ -18,8 +19,19 @@ from operant.tuning.study import BestTrial, from_study
 
 if TYPE_CHECKING:
     import optuna
+    from matplotlib.figure import Figure
 
-__all__ = ["BestTrial", "StudyPlan", "TuneConfig", "TuningResult", "draw", "from_study", "plan", "tune"]
+__all__ = [
+    "BestTrial",
+    "StudyPlan",
+    "TuneConfig",
+    "TuningResult",
+    "draw",
+    "from_study",
+    "pictures",
+    "plan",
+    "tune",
+]
 
 
 class TuningResult(NamedTuple):
@@ -106,10 +118,17 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
 
 
 def draw(study: optuna.Study, folder: Path) -> list[Path]:
-    """Write a study's plots: its history, which parameters mattered, trials as lines over all parameters.
+    """Write the pictures of a study (see `pictures`) to a folder; return the files."""
+    return [
+        save(figure, folder / f"{name}.png") for name, figure in pictures(study, study.study_name).items()
+    ]
+
+
+def pictures(study: optuna.Study, title: str = "") -> dict[str, Figure]:
+    """Draw a study: its history, importances of the parameters, trials as lines over all (parallel).
 
     Returns:
-        The files, without plots for which there are too few trials, or none with all of the parameters.
+        Figures by name, without those for which there are too few trials, or none with all parameters.
     """
     import optuna
     from optuna.distributions import FloatDistribution
@@ -121,9 +140,9 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
         if t.state.is_finished()
     ]
     complete = [p for p in points if p.state == "complete"]
-    files = []
+    figures: dict[str, Figure] = {}
     if complete:
-        files.append(study_plots.history(points, folder / "history.png", study.study_name))
+        figures["history"] = study_plots.history(points, title)
     varied = {name for p in complete for name in p.params}
     varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
     if len(complete) >= 2 and varied:
@@ -133,8 +152,7 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
             warnings.filterwarnings("error", "Target and region quantiles", UserWarning)
             shares = optuna.importance.get_param_importances(study)
         if shares is not None:
-            path = folder / "importances.png"
-            files.append(study_plots.importances(shares, len(complete), path, study.study_name))
+            figures["importances"] = study_plots.importances(shares, len(complete), title)
         scales = {
             name
             for t in trials
@@ -143,5 +161,5 @@ def draw(study: optuna.Study, folder: Path) -> list[Path]:
         }
         every = {name for p in complete for name in p.params}
         if any(every <= p.params.keys() for p in complete):
-            files.append(study_plots.parallel(complete, scales, folder / "parallel.png", study.study_name))
-    return files
+            figures["parallel"] = study_plots.parallel(complete, scales, title)
+    return figures

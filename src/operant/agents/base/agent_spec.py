@@ -23,10 +23,10 @@ from operant.agents.table import (
     represented,
     resolve,
 )
-from operant.errors import CheckpointError, SpecError, value_error
+from operant.errors import FIELD, CheckpointError, SpecError, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
-from operant.spec import Config, build, canonical, data_only, import_object, options, read_json
+from operant.spec import Config, aliases, build, canonical, data_only, import_object, options, read_json
 
 UNKNOWN_WIDTH = 256
 """Width that a network given as a file or an object is assumed to have."""
@@ -247,7 +247,7 @@ def _named(name: str, layers: list[Mapping[str, Any]]) -> AgentSpec:
     entry, cls = AGENTS[name], algorithm_class(name)
     if entry.form is not None:
         config, other = config_type(cls), algorithm_class(DEFAULT)
-        only_there = words(config_type(other)) - words(config)
+        only_there = words(config_type(other)) - words(config) - FIELD.keys()
         if meant := [key for layer in layers for key in config.translated(layer) if key in only_there]:
             label = f"{name} with {meant[0]!r}"
             _log_form(name, meant[0])
@@ -265,8 +265,7 @@ def _log_form(name: str, argument: str) -> None:
 
 def words(config: type[Config]) -> set[str]:
     """Return the names of all arguments that a config understands."""
-    known = options(config)
-    return {*known, *config.words(), *(alias for meta in known.values() for alias in meta.aliases)}
+    return {*options(config), *config.words(), *aliases(config)}
 
 
 def _defined(

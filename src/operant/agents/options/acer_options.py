@@ -25,7 +25,7 @@ class ACERConfig(ReplayConfig, ModelConfig):
         high=1.0,
         needs=("trust_region", True),
     )
-    entropy_coef: Scalar = number(0.01, "Entropy coefficient for loss calculation. Larger: more exploration")
+    entropy_coef: Scalar = number(0.01, "Weight of the entropy in the loss. Larger: more exploration")
     epsilon: Scalar = number(
         1e-06,
         "Added to divisors in gradient updates: to probabilities, and to the squared norm in the trust "
@@ -35,13 +35,13 @@ class ACERConfig(ReplayConfig, ModelConfig):
     grad_norm: float | None = changed(AgentConfig, "grad_norm", 10)
     importance_c: Scalar = number(
         10.0,
-        "Importance weight truncation parameter: larger weights are truncated to it, and the action values "
+        "Bound of importance weights: larger ones are truncated to it, and the action values "
         "correct the bias",
         low_open=True,
     )
     n_steps: int = option(
         20,
-        "Transition steps",
+        "Rollout length: steps of each environment between updates",
         unit="environment steps per environment and update",
         low=1,
         search="categorical",
@@ -56,17 +56,18 @@ class ACERConfig(ReplayConfig, ModelConfig):
         traced=True,
     )
     trust_region: bool = option(True, "Bound the policy's steps by a trust region around its average")
-    value_loss_coef: Scalar = number(0.5, "Value loss coefficient for value loss calculation")
+    value_loss_coef: Scalar = number(0.5, "Weight of the value loss", aliases=None)
     buffer_initial_size: int | None = changed(
         ReplayConfig,
         "buffer_initial_size",
         None,
-        "Replay buffer initial size: environment steps before replay begins; learning from fresh "
+        "Environment steps before replay begins; learning from fresh "
         "experience starts at once (default: buffer-max-size)",
+        aliases=None,
     )
     buffer_batch_size: int = option(
         1,
-        "Replay buffer batch size: sequences of n-steps rows per environment in each replay step",
+        "Batch size: sequences of n-steps rows per environment in each replay step",
         unit="sequences per environment",
         low=1,
         search="categorical",

@@ -12,9 +12,11 @@ from operant.spec import Scalar, Schedule, option
 class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
     """Options of DQN."""
 
-    double: bool = option(False, "If specified, DDQN will be used")
+    double: bool = option(
+        False, "Double DQN: the online network chooses the next action, the target network values it"
+    )
     target_sync_steps: int = option(
-        1000, "Sync target models every n steps", unit="environment steps", low=1, search="int"
+        1000, "Steps between syncs of the target network", unit="environment steps", low=1, search="int"
     )
     tau: Scalar = number(
         1.0, "Weight of the online network when the target is synced (1: copy)", low_open=True, high=1.0
@@ -27,7 +29,9 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
         search="categorical",
     )
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
-    n_steps: int = option(1, "Number of steps in the n-step return", low=1, search="categorical")
+    n_steps: int = option(
+        1, "Number of steps in the n-step return", low=1, search="categorical", aliases=None
+    )
     huber: float | None = option(
         None,
         "TD error beyond which the loss is linear (default: squared everywhere)",

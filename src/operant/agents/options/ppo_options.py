@@ -19,10 +19,8 @@ class PPOConfig(RolloutConfig, SharedModelConfig):
         "Clip range ε of the probability ratio (and of the change in value). Larger: bigger policy steps",
         low_open=True,
     )
-    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
-    ppo_epochs: int = option(
-        4, "Gradient updates per training step: passes over each block", low=1, search="categorical"
-    )
+    mini_batches: int = option(4, "Minibatches into which a rollout is divided", low=1, search="categorical")
+    ppo_epochs: int = option(4, "Passes over each rollout", low=1, search="categorical")
     clip_value: bool = option(
         True,
         "Clip the change in value by clip-norm as well, in units of reward: with large returns, turn it off "

@@ -29,16 +29,19 @@ class PQNConfig(EpsilonConfig, ModelConfig):
     )
     n_steps: int = option(
         32,
-        "Transition steps",
+        "Rollout length: steps of each environment between updates",
         unit="environment steps per environment and update",
         low=1,
         search="categorical",
     )
     lam: Scalar = number(
-        0.65, "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)", high=1.0
+        0.65,
+        "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",
+        high=1.0,
+        aliases=None,
     )
-    mini_batches: int = option(4, "Number of mini-batches to use per update", low=1, search="categorical")
-    epochs: int = option(2, "Passes over each block", low=1, search="categorical")
+    mini_batches: int = option(4, "Minibatches into which a rollout is divided", low=1, search="categorical")
+    epochs: int = option(2, "Passes over each rollout", low=1, search="categorical")
 
     def batch(self, actors: int) -> int:
         """Return the rows of a minibatch."""

@@ -15,12 +15,11 @@ def number(default: Any, help: str, **meta: Any) -> Any:
     return option(default, help, **{"low": 0.0, "search": "log_uniform", "traced": True, **meta})
 
 
-def changed(config: type[Config], name: str, default: Any, help: str | None = None) -> Any:
+def changed(config: type[Config], name: str, default: Any, help: str | None = None, **meta: Any) -> Any:
     """Declare an option of a base again: with another default, and other words if they are given."""
-    meta = options(config)[name]
-    return dataclasses.field(
-        default=default, metadata={"option": meta if help is None else dataclasses.replace(meta, help=help)}
-    )
+    known = options(config)[name]
+    known = dataclasses.replace(known, **{"help": known.help if help is None else help, **meta})
+    return dataclasses.field(default=default, metadata={"option": known})
 
 
 OWN_NUMBERS: dict[str, dict[str, float]] = {
@@ -176,7 +175,7 @@ class PolicyConfig(Config):
 
     distribution: Literal["clip", "squash", "beta"] = option(
         "clip",
-        "Distribution of bounded float actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or beta",
+        "Distribution of bounded continuous actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or beta",
         choices=("clip", "squash", "beta"),
     )
     std: Literal["global", "predicted"] = option(
@@ -190,17 +189,17 @@ class PolicyConfig(Config):
 class RolloutConfig(AgentConfig, PolicyConfig):
     """Options of actor-critic algorithms that learn from fresh blocks with a stochastic policy."""
 
-    entropy_coef: Scalar = number(0.01, "Entropy coefficient for loss calculation. Larger: more exploration")
+    entropy_coef: Scalar = number(0.01, "Weight of the entropy in the loss. Larger: more exploration")
     grad_norm: float | None = changed(AgentConfig, "grad_norm", 0.5)
     lam: Scalar = number(0.95, "GAE-Lambda for advantage estimation", high=1.0)
     n_steps: int = option(
         128,
-        "Transition steps",
+        "Rollout length: steps of each environment between updates",
         unit="environment steps per environment and update",
         low=1,
         search="categorical",
     )
-    value_loss_coef: Scalar = number(0.5, "Value loss coefficient for value loss calculation")
+    value_loss_coef: Scalar = number(0.5, "Weight of the value loss")
 
     def batch(self, actors: int) -> int:
         """Return the rows of a block."""
@@ -212,14 +211,13 @@ class EpsilonConfig(AgentConfig):
 
     epsilon_start: Scalar = number(
         1.0,
-        "Starting epsilon value which is used to control random exploration.\n"
-        "It should be decremented and adjusted according to implementation needs",
+        "Share of random actions (epsilon) at the beginning",
         high=1.0,
     )
-    epsilon_end: Scalar = number(0.02, "Epsilon end value (minimum exploration rate)", high=1.0)
+    epsilon_end: Scalar = number(0.02, "Share of random actions (epsilon) at the end", high=1.0)
     epsilon_decay_steps: Scalar = option(
         150000,
-        "Number of steps for `epsilon-start` to reach `epsilon-end`",
+        "Steps in which epsilon falls from epsilon-start to epsilon-end",
         unit="environment steps",
         low=1,
         search="int",
@@ -270,7 +268,7 @@ class ReplayConfig(AgentConfig):
 
     buffer_max_size: int = option(
         10000,
-        "Maximum replay buffer size",
+        "Size of the replay buffer",
         unit="rows of all environments together",
         low=2,
         search="int",
@@ -278,15 +276,14 @@ class ReplayConfig(AgentConfig):
     )
     buffer_initial_size: int | None = option(
         None,
-        "Replay buffer initial size: environment steps with random actions before learning starts (default: "
-        "buffer-max-size)",
+        "Environment steps with random actions before learning starts (default: buffer-max-size)",
         unit="environment steps",
         low=0,
         search="int",
     )
     buffer_batch_size: int = option(
         32,
-        "Replay buffer batch size",
+        "Batch size: transitions per gradient step",
         unit="transitions",
         low=1,
         search="categorical",
@@ -328,7 +325,7 @@ class SequenceConfig(ReplayConfig):
 
     buffer_batch_size: int = option(
         32,
-        "Replay buffer batch size: transitions per gradient step; for a recurrent network, sequences",
+        "Batch size: transitions per gradient step; for a recurrent network, sequences",
         unit="transitions (or sequences)",
         low=1,
         search="categorical",
@@ -360,14 +357,13 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
     critic_lr: Scalar | None = number(None, "Learning rate of the critic (default: lr)")
     gradient_steps: int | None = option(
         None,
-        "Number of iterations per train step: gradient steps per update "
-        "(default: as many as environment steps since the last update)",
+        "Gradient steps per update (default: as many as environment steps since the last update)",
         low=1,
         search="int",
     )
     tau: Scalar = number(
         0.005,
-        "Value used for syncing target model weights: how far each target moves towards its network",
+        "How far each target network moves towards its network at an update",
         low_open=True,
         high=1.0,
     )
@@ -384,5 +380,5 @@ class DeterministicConfig(ContinuousConfig):
     """Options of off-policy algorithms whose policy is deterministic and explores by noise."""
 
     step_noise_coef: Scalar = number(
-        0.1, "Coefficient multiplied by noise added to actions to step", unit="half ranges of the action"
+        0.1, "Standard deviation of the noise added to actions", unit="half ranges of the action"
     )

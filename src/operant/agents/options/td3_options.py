@@ -9,14 +9,16 @@ from operant.spec import Scalar, option
 class TD3Config(DeterministicConfig):
     """Options of TD3."""
 
-    noise_clip: Scalar = number(0.5, "Target noise clipping value", unit="half ranges of the action")
+    noise_clip: Scalar = number(
+        0.5, "Largest noise added to target actions", unit="half ranges of the action"
+    )
     policy_delay: int = option(
         2,
-        "Delay after which, actor weights and target models will be updated",
+        "Gradient steps of the critics for each of the actor and the targets",
         unit="gradient steps",
         low=1,
         search="categorical",
     )
     policy_noise_coef: Scalar = number(
-        0.2, "Coefficient multiplied by noise added to target actions", unit="half ranges of the action"
+        0.2, "Standard deviation of the noise added to target actions", unit="half ranges of the action"
     )

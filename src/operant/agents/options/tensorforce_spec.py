@@ -53,7 +53,7 @@ def options(given: Given) -> dict[str, Any]:
     """Return the options that a specification stands for; what is already an option stays as it is.
 
     Raises:
-        SpecError: a module takes no such argument (with the close match), or has no counterpart (with what to
+        SpecError: a module takes no such argument (with the close match), or is not supported (with what to
             use).
     """
     merged: dict[str, Any] = {}
@@ -352,7 +352,7 @@ def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
     def read(spec: Any) -> dict[str, Any]:
         if spec is None:
             return {}
-        raise SpecError(f"{name} has no counterpart. Received: {name}={spec!r}. {remedy}")
+        raise SpecError(f"{name} is not supported. Received: {name}={spec!r}. {remedy}")
 
     return read
 

@@ -41,7 +41,7 @@ class TRPOConfig(RolloutConfig, ActorCriticConfig):
         unit="nats",
         low_open=True,
     )
-    cg_iterations: int = option(10, "Conjugate gradient iterations per train step", low=1)
+    cg_iterations: int = option(10, "Iterations of conjugate gradient per update", low=1)
     cg_residual_tolerance: Scalar = number(
         1e-10, "Squared norm of the residual at which conjugate gradient stops early"
     )
@@ -55,18 +55,19 @@ class TRPOConfig(RolloutConfig, ActorCriticConfig):
     )
     actor_iterations: int = option(
         10,
-        "Actor optimization iterations per train step: step lengths tried by the line search, each half "
-        "the one before",
+        "Step lengths that the line search tries, each half the one before",
         low=1,
         search="int",
     )
     critic_iterations: int = option(
         3,
-        "Critic optimization iterations per train step, each with several passes over the block",
+        "Iterations of the critic per update, each with several passes over the rollout",
         low=1,
         search="int",
     )
-    ppo_epochs: int = option(4, "Passes over the block per critic iteration", low=1, search="categorical")
+    ppo_epochs: int = option(
+        4, "Passes over the block per critic iteration", low=1, search="categorical", aliases=None
+    )
     mini_batches: int = option(
         4, "Number of mini-batches in each pass of the critic", low=1, search="categorical"
     )
@@ -79,5 +80,6 @@ class TRPOConfig(RolloutConfig, ActorCriticConfig):
         "With clip-value: clip range of the change in value per update",
         unit="reward",
         low_open=True,
+        aliases=None,
         needs=("clip_value", True),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from operant.errors import EnvironmentError, SpecError, as_number, suggest, value_error
+from operant.errors import EnvError, SpecError, as_number, suggest, value_error
 
 
 def keywords_of(keywords: Any) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class InfoCollector:
         """Record what one environment tells at the end of an episode; values that it does not tell stay NaN.
 
         Raises:
-            EnvironmentError: the first episode ends without one of the names, or a value is not a number.
+            EnvError: the first episode ends without one of the names, or a value is not a number.
         """
         for key in self.keywords:
             if key in info:
@@ -51,14 +51,14 @@ class InfoCollector:
             elif not self._known[i]:
                 description = f"its keys are {', '.join(map(repr, info))}" if info else "it is empty"
                 remedy = suggest(key, info, listed=False).strip() or "Correct info_keywords, or leave it out."
-                raise EnvironmentError(f"An episode ended without info[{key!r}]: {description}. {remedy}")
+                raise EnvError(f"An episode ended without info[{key!r}]: {description}. {remedy}")
         self._known[i] = True
 
     @staticmethod
     def _number(key: str, value: Any) -> float:
         number = as_number(value)
         if number is None:
-            raise EnvironmentError(
+            raise EnvError(
                 f"info[{key!r}] must be a number to be recorded. Received: {value!r} "
                 f"({type(value).__name__}). Leave it out of info_keywords."
             )

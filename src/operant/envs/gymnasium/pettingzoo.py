@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from operant.envs.environment import SpacesEnv
-from operant.errors import EnvironmentError, SpaceError, SpecError, suggest
+from operant.errors import EnvError, SpaceError, SpecError, suggest
 from operant.spec.spaces import from_gymnasium
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
@@ -90,10 +90,10 @@ class PettingZooEnv(SpacesEnv):
         observations, rewards, terminated, truncated, _ = self.pettingzoo.step(decoded)
         missing = [agent for agent in acting if agent not in rewards or agent not in terminated]
         if missing:
-            raise EnvironmentError(f"step of {self.pettingzoo} told nothing of the agent {missing[0]!r}.")
+            raise EnvError(f"step of {self.pettingzoo} told nothing of the agent {missing[0]!r}.")
         joined = [agent for agent in self.pettingzoo.agents if agent not in acting]
         if joined:
-            raise EnvironmentError(
+            raise EnvError(
                 f"The agent {joined[0]!r} of {self.pettingzoo} joined within an episode. All that act in "
                 "one must be there from its beginning: "
                 "let reset begin with all agents, and let those act without effect whose time has not come."

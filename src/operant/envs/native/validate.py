@@ -17,7 +17,7 @@ from operant.envs.native import ids
 from operant.envs.native.functional import Adapter
 from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
 from operant.envs.validation_errors import brief, raised_at, state_label
-from operant.errors import EnvironmentError, OperantError, SpecError, whole
+from operant.errors import EnvError, OperantError, SpecError, whole
 from operant.spec.spaces import Leaf, Spaces
 from operant.types import Array, Arrays, Key, Tree
 
@@ -123,7 +123,7 @@ def accepted(env: Any, name: str) -> Any:
 
     Raises:
         SpecError: its spaces or its time limit are not declared as they must be.
-        EnvironmentError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
+        EnvError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
     """
     if ids.is_native(name) or isinstance(env, _Around):
         return env
@@ -193,7 +193,7 @@ def _traced(env: Any, name: str, method: str, read: Callable[[Any], _CallForm], 
         remedy = ""
         if isinstance(error, jax.errors.JAXTypeError):
             remedy = " It is compiled: decide by jax.numpy.where or jax.lax.cond, compute by jax.numpy."
-        raise EnvironmentError(
+        raise EnvError(
             f"{method} of {name!r} raised {type(error).__name__}: {about}{raised_at(error)}. It is called "
             f"as {method}({called}).{remedy}"
         ) from error
@@ -202,7 +202,7 @@ def _traced(env: Any, name: str, method: str, read: Callable[[Any], _CallForm], 
 
 def _reset_answer(answer: Any, name: str, spaces: Spaces) -> _CallForm:
     if not isinstance(answer, tuple) or len(answer) != 2:
-        raise EnvironmentError(f"reset of {name!r} must return {_RESET}. Received: {_brief(answer)}.")
+        raise EnvError(f"reset of {name!r} must return {_RESET}. Received: {_brief(answer)}.")
     state, observation = answer
     return _CallForm(_form(state, "reset", name), _validate_observation(observation, "reset", name, spaces))
 
@@ -212,7 +212,7 @@ def _step_answer(answer: Any, name: str, spaces: Spaces) -> _CallForm:
     pair = isinstance(answer, tuple) and len(answer) == 2
     if not pair or not all(hasattr(answer[1], field) for field in fields):
         received = _brief(answer) if not pair else f"(state, {_brief(answer[1])})"
-        raise EnvironmentError(
+        raise EnvError(
             f"step of {name!r} must return {_STEP}, with TimeStep of operant.envs.native.native_env. "
             f"Received: {received}."
         )
@@ -224,7 +224,7 @@ def _step_answer(answer: Any, name: str, spaces: Spaces) -> _CallForm:
         form = _array(value)
         if form is None or form.shape != () or not any(jnp.issubdtype(form.dtype, kind) for kind in kinds):
             label = "reward" if what == "reward" else "flag terminated"
-            raise EnvironmentError(
+            raise EnvError(
                 f"step of {name!r}: The {label} must be {must} of shape (). Received: {_shown(value)}."
             )
     return _CallForm(
@@ -236,8 +236,8 @@ def _validate_observation(observation: Any, call: str, name: str, spaces: Spaces
     """Check an observation against its spaces; return whether a component must be cast."""
     leaves, cast = spaces.observation_components, False
 
-    def refuse(fault: str) -> EnvironmentError:
-        return EnvironmentError(
+    def refuse(fault: str) -> EnvError:
+        return EnvError(
             f"{call} of {name!r} returned an observation that does not fit its spaces: {fault} Correct one "
             "or the other."
         )
@@ -276,7 +276,7 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
         differences = [f"without {place}" for place in state.places if place not in after.places]
         differences += [f"with {place}" for place in after.places if place not in state.places]
         difference = ", ".join(differences[:3]) or f"{after.structure}, not {state.structure}"
-        raise EnvironmentError(
+        raise EnvError(
             f"step of {name!r} must return a state of the same structure as reset and the step before. "
             f"Received: one {difference}."
         )
@@ -287,7 +287,7 @@ def _agreed(state: _Form, after: _Form, name: str) -> _Form:
         elif x.shape == y.shape and _yields(x, y):
             leaves.append(y)
         else:
-            raise EnvironmentError(
+            raise EnvError(
                 f"step of {name!r} must return a state of the same shapes and dtypes as reset. Received: "
                 f"{place} of {_shown(y)}, where reset returned {_shown(x)}."
             )
@@ -305,7 +305,7 @@ def _form(state: Any, call: str, name: str) -> _Form:
         places.append(f"state{jax.tree_util.keystr(path)}")
         leaf = _array(value)
         if leaf is None:
-            raise EnvironmentError(
+            raise EnvError(
                 f"{call} of {name!r} must return a state of arrays. Received: {places[-1]} of "
                 f"{_brief(value)}."
             )

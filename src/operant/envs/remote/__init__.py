@@ -70,7 +70,7 @@ def connect(
     Raises:
         SpecError: a specification is not understood, or cannot be sent.
         UsageError: arguments exclude one another, or the environments' spaces differ.
-        EnvironmentError: an environment cannot be made, or a server cannot be reached.
+        EnvError: an environment cannot be made, or a server cannot be reached.
     """
     check(remote, blocking, host, port)
     num_parallel = whole("num_parallel", num_parallel, optional=True)

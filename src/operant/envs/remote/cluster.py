@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from operant.envs.connection import Answer, LocalConnection
 from operant.envs.env_spec import EnvSpec
@@ -24,7 +24,8 @@ from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
 from operant.envs.workers.process import SECRET, error_named
 from operant.envs.workers.restarts import LostError
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, value_error
+from operant.spec.run import ClusterConfig
 
 PORT = 6379
 """Where the head of a Ray cluster listens by default."""
@@ -195,7 +196,39 @@ def sendable(source: EnvSpec) -> str:
     return literal
 
 
-def join(host: Any = None, port: Any = None) -> None:
+class TaskPlacement(NamedTuple):
+    """Which cluster computes tasks, and what each of them reserves there."""
+
+    host: str | None
+    port: int | None
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    @classmethod
+    def read(cls, config: ClusterConfig) -> TaskPlacement | None:
+        """Read the options; None: there is no cluster.
+
+        Raises:
+            SpecError: `cluster` is not understood.
+        """
+        if config.cluster is None:
+            return None
+        kind, _, address = config.cluster.partition(":")
+        host, _, port = address.partition(":")
+        if kind != "ray" or (address and not host) or (port and not port.isdecimal()):
+            raise value_error("cluster", "ray or ray:HOST:PORT", config.cluster)
+        return cls(host or None, int(port) if port else None, config.cluster_cpus, config.cluster_gpus)
+
+    def join(self) -> None:
+        """Join the cluster; UsageError: it cannot be joined."""
+        join(self.host, self.port, "cluster='ray'")
+
+    def options(self) -> dict[str, Any]:
+        """Return what Ray needs to know of a task."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
+
+
+def join(host: Any = None, port: Any = None, wanted: str = "remote='ray'") -> None:
     """Join a Ray cluster (at this address, or `RAY_ADDRESS`, or a new one here), unless this process has.
 
     The process stays connected until it ends, or calls ``ray.shutdown()``.
@@ -207,7 +240,7 @@ def join(host: Any = None, port: Any = None) -> None:
         import ray
     except ImportError as error:
         raise UsageError(
-            f"remote='ray' needs Ray. Install it: pip install 'operant[cluster]'. ({error})"
+            f"{wanted} needs Ray. Install it: pip install 'operant[cluster]'. ({error})"
         ) from None
     if ray.is_initialized():
         return

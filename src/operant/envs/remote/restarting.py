@@ -12,7 +12,7 @@ from operant.envs.connection import Answer
 from operant.envs.environment import take
 from operant.envs.vector.base import Flat, seed_of
 from operant.envs.workers.restarts import LostError, RestartPolicy
-from operant.errors import EnvironmentError, UsageError, value_error
+from operant.errors import EnvError, UsageError, value_error
 from operant.spec.spaces import Spaces
 
 _FOREVER = 3600.0
@@ -75,7 +75,7 @@ class RestartingConnection(abc.ABC):
         self._request: int | Flat | None = None
         self._is_pending = False
         self._answer: Answer | None = None
-        self._error: EnvironmentError | None = None
+        self._error: EnvError | None = None
         self._deadline = 0.0
         self._actors: Any = None
         self._last: Any = None
@@ -85,7 +85,7 @@ class RestartingConnection(abc.ABC):
         """Wait for the other side, and learn the spaces of its environment.
 
         Raises:
-            EnvironmentError: it cannot be reached, or is not ready in time.
+            EnvError: it cannot be reached, or is not ready in time.
             SpecError: the environment cannot be made.
         """
         try:
@@ -93,7 +93,7 @@ class RestartingConnection(abc.ABC):
         except LostError as lost:
             self.close()
             end = "" if str(lost).endswith((".", "?")) else "."
-            raise EnvironmentError(f"{self.where} {lost}{end}") from None
+            raise EnvError(f"{self.where} {lost}{end}") from None
         except BaseException:
             self.close()
             raise
@@ -199,7 +199,7 @@ class RestartingConnection(abc.ABC):
 
     def _replace(self, lost: LostError) -> None:
         if not self._is_open:  # closed from another thread: no replacement is needed
-            self._error = EnvironmentError(f"{self.where} was closed.")
+            self._error = EnvError(f"{self.where} was closed.")
             return
         name = self.where
         while True:
@@ -207,7 +207,7 @@ class RestartingConnection(abc.ABC):
             self._drop()
             try:
                 self._policy.spend(name, lost)
-            except EnvironmentError as error:
+            except EnvError as error:
                 self._error = error
                 return
             self.restarts += 1
@@ -250,7 +250,7 @@ class RestartingConnection(abc.ABC):
 
         Raises:
             UsageError: no request is open.
-            EnvironmentError: the environment was lost too often; it is closed.
+            EnvError: the environment was lost too often; it is closed.
         """
         if not self._is_pending:
             raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
@@ -275,7 +275,7 @@ class RestartingConnection(abc.ABC):
         """Discard the answer that an interrupted call left open, if any; the next request begins an episode.
 
         Raises:
-            EnvironmentError: the environment was lost too often; it is closed.
+            EnvError: the environment was lost too often; it is closed.
         """
         if self._is_pending and not self._is_lost:
             self.receive()

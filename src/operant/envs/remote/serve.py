@@ -68,7 +68,7 @@ def start(config: ServeConfig) -> Server:
     Raises:
         SpecError: an option or the environment is not understood.
         UsageError: the server could be reached from other machines without a token.
-        EnvironmentError: the environment cannot be made, or a port is taken.
+        EnvError: the environment cannot be made, or a port is taken.
     """
     from operant.envs.catalog import resolve
     from operant.envs.remote import ConnectionLimits, read_ports

@@ -23,7 +23,7 @@ from operant.envs.remote.restarting import ConnectionLimits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.workers.restarts import LostError
-from operant.errors import EnvironmentError, SpecError
+from operant.errors import EnvError, SpecError
 
 PORT = 65432
 """Where a server listens by default."""
@@ -61,7 +61,7 @@ class Server:
     Raises:
         UsageError: it could be reached from other machines without a token.
         SpecError: the environment cannot be made or sent to a process, or its states are too large.
-        EnvironmentError: a port is taken.
+        EnvError: a port is taken.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Server:
                 listener.bind(address)
                 listener.listen(128)
             except OSError as error:
-                raise EnvironmentError(
+                raise EnvError(
                     f"Port {port} of host {host!r} cannot be listened on: {error}. Give another port or host."
                 ) from None
             listener.setblocking(False)

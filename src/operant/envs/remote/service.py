@@ -26,7 +26,7 @@ class Service:
 
         Raises:
             WireError: the request is invalid, or may not come now.
-            EnvironmentError: the environment failed.
+            EnvError: the environment failed.
         """
         acted = 0
         if kind == wire.RESET:

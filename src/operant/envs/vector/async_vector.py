@@ -23,7 +23,7 @@ from operant.envs.vector.sync_vector import make_sub_env
 from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
 from operant.envs.workers.restarts import LostError, RestartPolicy
 from operant.envs.workers.shared_arrays import RESET, RESTART, STEP, SharedArrays
-from operant.errors import EnvironmentError, OperantError, UsageError
+from operant.errors import EnvError, OperantError, UsageError
 from operant.spec.runtime import processors
 from operant.spec.spaces import Codec, Spaces
 
@@ -64,7 +64,7 @@ class AsyncVectorEnv(VectorEnv):
 
     Raises:
         SpecError: an environment cannot be sent, or cannot be made.
-        EnvironmentError: workers cannot be started.
+        EnvError: workers cannot be started.
     """
 
     mode = "processes"
@@ -129,7 +129,7 @@ class AsyncVectorEnv(VectorEnv):
         try:
             return worker.introduction(self._start_seconds)
         except LostError as lost:
-            raise EnvironmentError(f"Worker {worker.index} of {self.name!r} {lost}.") from None
+            raise EnvError(f"Worker {worker.index} of {self.name!r} {lost}.") from None
 
     @functools.cached_property
     def codec(self) -> Codec | None:

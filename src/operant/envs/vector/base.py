@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from operant.errors import EnvironmentError, UsageError, whole
+from operant.errors import EnvError, UsageError, whole
 from operant.spec.spaces import Codec, Spaces
 
 Flat: TypeAlias = dict[str, np.ndarray]
@@ -95,13 +95,16 @@ class VectorEnv(abc.ABC):
         """Take one action everywhere (leaves `[N, ...]`, as stored), or reset where the last row ended one.
 
         Raises:
-            EnvironmentError: an environment raised, or broke its contract; names which one.
+            EnvError: an environment raised, or broke its contract; names which one.
             UsageError: before the first `reset`, or after `close`.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
         """Close the environments; a second call does nothing."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.num_envs} x {self.name}: {self.mode}>"
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -117,7 +120,7 @@ class VectorEnv(abc.ABC):
     def _raise_first(self, fault: tuple[int, str] | None) -> None:
         """Raise a fault, if there is one: an environment's index and what is wrong with its answer."""
         if fault is not None:
-            raise EnvironmentError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
+            raise EnvError(f"Environment {fault[0]} of {self.name!r}: {fault[1]}")
 
     def _unusable(self) -> UsageError:
         if not self._is_open:

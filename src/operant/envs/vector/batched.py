@@ -24,7 +24,7 @@ from operant.envs.validation_errors import (
     text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
-from operant.errors import EnvironmentError, SpaceError
+from operant.errors import EnvError, SpaceError
 from operant.spec.spaces import Codec, from_gymnasium
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
@@ -88,7 +88,7 @@ class GymnasiumVector(VectorEnv):
         if not getattr(terminated, "dtype", None) is getattr(truncated, "dtype", None) is _BOOL:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         if getattr(reward, "dtype", None) is not _FLOAT and np.asarray(reward).dtype.kind not in "fiu":
-            raise EnvironmentError(f"The reward of {self.name!r} must be numbers. Received: {brief(reward)}.")
+            raise EnvError(f"The reward of {self.name!r} must be numbers. Received: {brief(reward)}.")
         reward = np.array(reward, np.float32) if self._copy else np.asarray(reward, np.float32)
         if self._copy:
             terminated, truncated = terminated.copy(), truncated.copy()
@@ -114,7 +114,7 @@ class GymnasiumVector(VectorEnv):
         try:
             return getattr(self._vector, name)(*arguments, **named)
         except Exception as error:
-            raise EnvironmentError(
+            raise EnvError(
                 f"The vector of {self.name!r} raised {type(error).__name__} in {name}: "
                 f"{text_of(error)}{raised_at(error)}"
             ) from error
@@ -128,7 +128,7 @@ class GymnasiumVector(VectorEnv):
         for i in np.flatnonzero(self._ended).tolist() if values else ():
             try:
                 self._infos.note(values, i, self._info_of(info, i) if isinstance(info, Mapping) else info[i])
-            except EnvironmentError as error:
+            except EnvError as error:
                 self._raise_first((i, str(error)))
         return values
 
@@ -151,10 +151,10 @@ class GymnasiumVector(VectorEnv):
         try:
             flat = self._encode(observation, True)
         except SpaceError as error:
-            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {error}") from None
+            raise EnvError(f"The vector of {self.name!r} in {call}: {error}") from None
         except UNREADABLE as error:
             fault = misfit(self._vector.observation_space, observation, error)
-            raise EnvironmentError(f"The vector of {self.name!r} in {call}: {fault}") from error
+            raise EnvError(f"The vector of {self.name!r} in {call}: {fault}") from error
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
         self._raise_first(self._validator.error(flat, call, ended))
@@ -165,7 +165,7 @@ def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) ->
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
 
     Raises:
-        SpecError, EnvironmentError: it breaks the protocol (see `operant.envs.native.validate`).
+        SpecError, EnvError: it breaks the protocol (see `operant.envs.native.validate`).
     """
     from operant.envs.native.native_env import TimeLimit
     from operant.envs.native.native_vector import NativeVector

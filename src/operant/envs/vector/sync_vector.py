@@ -25,7 +25,7 @@ from operant.envs.validation_errors import (
     text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
-from operant.errors import EnvironmentError, SpaceError, UsageError
+from operant.errors import EnvError, SpaceError, UsageError
 from operant.spec.spaces import Codec, Spaces
 
 _STATISTICS = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
@@ -259,15 +259,13 @@ class SyncVectorEnv(VectorEnv):
 
     def _raise_first(self, fault: tuple[int, str] | None) -> None:
         if fault is not None:
-            raise self._error(fault[0], EnvironmentError(fault[1]), "step")
+            raise self._error(fault[0], EnvError(fault[1]), "step")
 
-    def _error(self, i: int, error: Exception | SystemExit, call: str) -> EnvironmentError:
+    def _error(self, i: int, error: Exception | SystemExit, call: str) -> EnvError:
         raise_of_handler(error)
         who = f"Environment {self._offset + i} of {self.name!r}"
-        if isinstance(error, SpaceError | EnvironmentError):
+        if isinstance(error, SpaceError | EnvError):
             step = self._steps[i] if call == "step" else 0
             when = f" (step {step} of its episode)" if step else ""
-            return EnvironmentError(f"{who}{when}: {error}")
-        return EnvironmentError(
-            f"{who} raised {type(error).__name__} in {call}: {text_of(error)}{raised_at(error)}"
-        )
+            return EnvError(f"{who}{when}: {error}")
+        return EnvError(f"{who} raised {type(error).__name__} in {call}: {text_of(error)}{raised_at(error)}")

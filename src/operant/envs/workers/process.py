@@ -27,7 +27,7 @@ from operant.envs.env_spec import HERE
 from operant.envs.workers.restarts import LostError
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK
 from operant.errors import (
-    EnvironmentError,
+    EnvError,
     OperantError,
     SpaceError,
     SpecError,
@@ -186,8 +186,8 @@ def milliseconds(seconds: float) -> float | None:
 
 
 def error_named(name: str) -> type[OperantError]:
-    """Return the class of an error that the other side names: one of operant's, else `EnvironmentError`."""
-    return _ERRORS.get(name, EnvironmentError)
+    """Return the class of an error that the other side names: one of operant's, else `EnvError`."""
+    return _ERRORS.get(name, EnvError)
 
 
 def end(workers: Sequence[Worker], descriptor: int) -> None:

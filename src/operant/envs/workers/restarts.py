@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from operant.errors import EnvironmentError
+from operant.errors import EnvError
 
 _log = logging.getLogger("operant")
 
@@ -25,12 +25,12 @@ class RestartPolicy:
         self._count = 0
 
     def spend(self, name: str, lost: LostError) -> None:
-        """Count a replacement of the lost side `name`, and warn; EnvironmentError: there were too many."""
+        """Count a replacement of the lost side `name`, and warn; EnvError: there were too many."""
         if lost.final or self._count >= self._max_restarts:
             times = "once" if self._count == 1 else f"{self._count} times"
             already = f", and it was replaced {times} already" if self._count else ""
             remedy = "" if lost.final else self._remedy
-            raise EnvironmentError(f"{name} {_continued(str(lost), f'{already}. {remedy}'.rstrip())}")
+            raise EnvError(f"{name} {_continued(str(lost), f'{already}. {remedy}'.rstrip())}")
         self._count += 1
         _log.warning("%s %s", name, _continued(str(lost), "; it is replaced."))
 

@@ -29,7 +29,7 @@ from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, Sh
 from operant.errors import OperantError
 from operant.spec.spaces import Spaces
 
-_ORPHAN_SECONDS = 2.0
+ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it is killed."""
 
 
@@ -202,7 +202,7 @@ def _end_with_parent(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)  # only for the other side's end
     poll.poll()
-    time.sleep(_ORPHAN_SECONDS)
+    time.sleep(ORPHAN_SECONDS)
     os.killpg(0, signal.SIGKILL)
 
 

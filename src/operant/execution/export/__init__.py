@@ -22,7 +22,7 @@ def refuse_saved_model(format: Any) -> None:
     """Say why there is no SavedModel, if that is asked for, by a SpecError."""
     if format in SAVED_MODEL:
         raise SpecError(
-            "format='saved-model' is not served: only TensorFlow can write a SavedModel, and operant does "
+            "format='saved-model' is not supported: only TensorFlow can write a SavedModel, and operant does "
             "not depend on it. Use format='onnx', which runs without operant and without JAX, or "
             "format='stablehlo', which JAX runs."
         )

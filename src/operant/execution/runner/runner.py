@@ -105,6 +105,11 @@ class Runner(RunStatistics):
         self._running = False
         self._closed = False
 
+    def __repr__(self) -> str:
+        name = self.environments[0].name
+        done = f"{len(self.episode_returns):,} episodes"
+        return f"<Runner of {self.agent!r} in {self.num_environments} x {name}: {done} in the last run>"
+
     @property
     def num_environments(self) -> int:
         """How many environments there are."""
@@ -173,7 +178,7 @@ class Runner(RunStatistics):
         Raises:
             UsageError: no limit and no callback, settings that exclude one another, or a run inside a run.
             SpecError: a value that is not understood.
-            EnvironmentError: an environment failed.
+            EnvError: an environment failed.
             SystemExit: the process was asked to terminate (SIGTERM, or SIGHUP of a closed terminal) and had
                 no handler of its own: the run has ended as if a callback had ended it. The status is 143
                 (129).

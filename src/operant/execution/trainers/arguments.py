@@ -9,18 +9,34 @@ from operant.agents.base.agent_spec import words
 from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, DEFAULT, config_class
 from operant.errors import SpecError, UsageError, minibatch_hint, suggest, value_error, whole
-from operant.spec import Config, default, options
+from operant.spec import Config, aliases, default, options
 from operant.spec.run import PROCESSES, RunConfig
 
 MODELS = {option: option.removesuffix("_model") for option in SLOTS}
 """Options that take a network, and what the names of its models begin with."""
 NOT_OPTIONS = frozenset(
-    {"env", "n_envs", "max_steps", "target_reward", "monitor_session", "resume", "weights", *PROCESSES}
+    {
+        "env",
+        "n_envs",
+        "max_steps",
+        "target_reward",
+        "monitor_session",
+        "logger",
+        "resume",
+        "weights",
+        *PROCESSES,
+    }
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for
 `operant train`."""
 NONE_IS_A_VALUE = frozenset({"keep_checkpoints"})
 """Options of a run for which None is a value other than the default."""
+
+
+def slots(config: type[Config]) -> list[str]:
+    """Return what an algorithm's class takes by place after the environments: networks, then buffers."""
+    known = options(config)
+    return [*(name for name in MODELS if name in known), *(["buffers"] if "buffer_max_size" in known else [])]
 
 
 def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,29 +50,28 @@ def named(agent: str, parts: Sequence[Any], settings: Mapping[str, Any]) -> dict
         UsageError: there are more parts than the algorithm has, or something is given twice.
     """
     config, name_of_class = config_class(agent), AGENTS[agent].cls
-    known = options(config)
-    slots = [name for name in MODELS if name in known]
-    if "buffer_max_size" in known:
-        slots.append("buffers")
-    if len(parts) > len(slots):
+    known, places = options(config), slots(config)
+    if len(parts) > len(places):
         raise UsageError(
-            f"{name_of_class} takes envs, {', '.join(slots)}. Received: {len(parts) + 1} positional "
+            f"{name_of_class} takes envs, {', '.join(places)}. Received: {len(parts) + 1} positional "
             "arguments. Give options by name."
         )
-    placed = dict(zip(slots, parts, strict=False))
+    placed = dict(zip(places, parts, strict=False))
     for name in placed:
         if name in settings:
             raise UsageError(f"{name_of_class} got {name!r} twice, by place and by name.")
     # What a config reads itself says more than the option's own name.
-    aliases = {
-        alias: name for name, meta in known.items() for alias in meta.aliases if alias not in config.words()
+    meant = {
+        word: name
+        for word, name in {**aliases(RunConfig), **aliases(config)}.items()
+        if word not in config.words()
     }
     options_by_name: dict[str, Any] = {}
     for word, value in {**placed, **settings}.items():
-        name = aliases.get(word, word)
+        name = meant.get(word, word)
         if name in options_by_name:
             raise UsageError(f"{name_of_class} got {name!r} twice, once as {word!r}. Give one of them.")
-        if value is not None or name in NONE_IS_A_VALUE or name in known.keys() - set(slots):
+        if value is not None or name in NONE_IS_A_VALUE or name in known.keys() - set(places):
             options_by_name[name] = value
     return options_by_name
 
@@ -75,7 +90,7 @@ def split(
     known = set(options(RunConfig)) - NOT_OPTIONS
     for name in arguments.keys() & NOT_OPTIONS:
         raise UsageError(
-            f"{name} is no argument of the class. Give max_steps and target_reward to fit(); the rest is "
+            f"{name} is no argument of the class. Give max_steps, target_reward and logger to fit(); the rest is "
             "for `operant train`."
         )
     config = config_class(agent)

@@ -12,35 +12,43 @@ import inspect
 import math
 import secrets
 import threading
+import typing
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import act_independently
 from operant.agents.table import AGENTS, config_class
+from operant.checkpoint import list_checkpoints
+from operant.envs.vector.base import VectorStep
 from operant.errors import (
     METHODS,
     CheckpointError,
     MismatchError,
     SpecError,
     UsageError,
+    instead,
     naming_misspelt,
     suggest,
+    whole,
 )
 from operant.execution.play import PlayConfig, PlayResult
 from operant.execution.play import run as run_episodes
 from operant.execution.saving import checkpoint_in
 from operant.execution.trainers.arguments import (
     MODELS,
+    NOT_OPTIONS,
     buffer_options,
     named,
     optimizer_options,
     refuse_shared_weights,
+    slots,
     split,
 )
 from operant.execution.trainers.inputs import (
@@ -53,19 +61,20 @@ from operant.execution.trainers.inputs import (
     refuse_other_count,
 )
 from operant.ops.optimise import CustomOptimizer
-from operant.spec import default, options, plain
+from operant.spec import Config, default, options, plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
-from operant.tracking.record import Record
+from operant.tracking.record import EpisodeRecord, Logger, Record
+from operant.tracking.runs import read_run
 from operant.training import signals
 from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
-from operant.training.loggers import create_loggers
+from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
-from operant.training.run_dir import describe, held, history_held, new_directory
+from operant.training.run_dir import describe, describe_resume, held, history_held, new_directory
 from operant.training.session import ExperimentSetup, fitting
 from operant.training.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
@@ -136,6 +145,8 @@ class Trainer:
         eval_envs: with `eval_frequency`: environments in which the policy is evaluated, as `envs` may be
             (default: others like those that train).
         weights: files of variables to start from, one for each model (default: none).
+        resume: with `run_dir`: go on with the run there, if it holds one, as a program that is started again
+            does; its seed is the run's.
         trial: an Optuna trial to report the mean reward to, at twenty equal parts of `max_steps`; it may end
             `fit` by `optuna.TrialPruned`.
         settings: hyperparameters, and options of the run that concern a program (`seed`, `checkpoints`,
@@ -164,8 +175,10 @@ class Trainer:
         eval_envs: Any = None,
         weights: Sequence[str | Path] | None = None,
         trial: Any = None,
+        resume: bool = False,
         **settings: Any,
     ) -> None:
+        n_envs = settings.pop("num_envs", None) if n_envs is None else n_envs
         refuse_no_environments(envs)
         refuse_other_count(envs, n_envs)
         self.trial = trial
@@ -178,8 +191,13 @@ class Trainer:
             config, hyperparameters.pop("buffers", None), count, hyperparameters
         )
         hyperparameters |= optimizer_options(config, self.models, hyperparameters)
-        seed = arguments.pop("seed", None)
-        self.run = located(  # relative paths are those of this call
+        seed, folder = arguments.pop("seed", None), Path(arguments.get("run_dir") or "")
+        if resume and "run_dir" not in arguments:
+            raise UsageError("resume=True goes on with the run in a folder. Give run_dir, too.")
+        self._resumed = resume and (folder / "run.json").is_file()
+        if self._resumed:
+            seed = read_run(folder / "run.json")["run"]["seed"]
+        self.run_config = located(  # relative paths are those of this call
             RunConfig.from_dict(
                 {
                     **arguments,
@@ -191,30 +209,32 @@ class Trainer:
                 }
             )
         )
-        if self.run.run_dir is not None:
-            new_directory(self.run, self.agent)  # refuse one that holds something
-        if self.run.history_checkpoint is not None:
-            check_place(self.run.history_checkpoint, "history_checkpoint")
-        definition = fitting(parse_agent(self.agent, **hyperparameters), self.run.weights)
-        environments = make_environments(self.run, None if isinstance(envs, str) else envs, n_envs)
+        if self.run_config.run_dir is not None and not self._resumed:
+            new_directory(self.run_config, self.agent)  # refuse one that holds something
+        if self.run_config.history_checkpoint is not None:
+            check_place(self.run_config.history_checkpoint, "history_checkpoint")
+        definition = fitting(parse_agent(self.agent, **hyperparameters), self.run_config.weights)
+        environments = make_environments(self.run_config, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
-            self.run = self.run.replace(env=environments.vector.name, n_envs=environments.vector.num_envs)
+            self.run_config = self.run_config.replace(
+                env=environments.vector.name, n_envs=environments.vector.num_envs
+            )
         try:
             opaque = isinstance(vars(definition.config).get("optimizer"), CustomOptimizer)
-            if opaque and self.run.divergence_monitoring_steps is not None:
+            if opaque and self.run_config.divergence_monitoring_steps is not None:
                 raise SpecError(
                     "divergence_monitoring_steps lowers the learning rate, which an optax transformation "
                     "keeps to itself. Give the optimizer by name or as a dict, with lr."
                 )
-            self.session = ExperimentSetup(definition, environments, self.run)
+            self.session = ExperimentSetup(definition, environments, self.run_config)
             if weights:
                 self.session.weights.load(self.session.driver)
-            self._evaluating = evaluation_envs(self.run, envs, eval_envs, environments.spaces)
+            self._evaluating = evaluation_envs(self.run_config, envs, eval_envs, environments.spaces)
         except BaseException:
             if environments.vector is not envs:  # the user may give it again, with what was wrong put right
                 environments.close()
             raise
-        self._progress = Progress(self.run)
+        self._progress = Progress(self.run_config)
         self._begun, self._fits, self._plays = False, 0, 0
         self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
@@ -224,6 +244,23 @@ class Trainer:
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
         again."""
+        if self._resumed and list_checkpoints(folder / "checkpoints"):
+            self.load(folder)
+            self._loaded = None
+
+    def __repr__(self) -> str:
+        run = self.run_config
+        mean = "" if math.isnan(self.mean_reward) else f", mean return {self.mean_reward:.4g}"
+        return f"<{type(self).__name__} on {run.env}: n_envs={run.n_envs}, {self.steps:,} steps{mean}>"
+
+    @property
+    def envs(self) -> Any:
+        """The environments that train: a list of Gymnasium's, if each steps in this process, else a vector or
+        a JAX-native environment.
+        """
+        made = self.session.environments
+        several = getattr(made.vector, "envs", None)
+        return (made.native or made.vector) if several is None else [each.env for each in several]
 
     @property
     def elapsed(self) -> float:
@@ -239,6 +276,9 @@ class Trainer:
         max_steps: int | None = None,
         monitor_session: str | None = None,
         callback: Callback | Sequence[Callback] | None = None,
+        callback_episode_frequency: int | None = None,
+        callback_timestep_frequency: int | None = None,
+        logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
 
@@ -255,6 +295,12 @@ class Trainer:
                 reports: about every second, or every `log_frequency` episodes, and after each evaluation.
                 Numbers that it adds to `record.values`, or changes there, are recorded with the others.
                 Training ends if it returns False. A list: all are called with the same record, in order.
+            callback_episode_frequency: call it after every so many episodes instead, when their rollout has
+                been learnt from. `record.values` has `episode/reward` and `episode/length`.
+            callback_timestep_frequency: call it while rollouts are collected, after every so many environment
+                steps, of all environments. `record.values` has the mean `step/reward`, and `envs` are where
+                they stand. Not in JAX-native environments, whose rollouts are compiled whole.
+            logger: a logger of your own, or several in a list; each call begins and closes it.
 
         Raises:
             UsageError: neither was given, or no `max_steps` with a trial.
@@ -273,13 +319,13 @@ class Trainer:
         callbacks = callbacks_of(
             callback, "a function of this object and a record, or a list of such", arguments=2
         )
+        own = loggers_of(logger)
         changes = {"target_reward": target_reward, "max_steps": max_steps, "monitor_session": monitor_session}
-        run = RunConfig.from_dict({**self.run.to_dict(), **changes})
+        run = RunConfig.from_dict({**self.run_config.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
         training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
-        if callbacks:
-            training.on_record = lambda record: none_refuses([each(self, record) for each in callbacks])
+        self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
             stack.enter_context(history_held(run.history_checkpoint))
@@ -292,13 +338,51 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(held(directory))
-                if not self._fits and (directory / "run.json").exists():  # taken meanwhile
+                if not (self._fits or self._resumed) and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(run, self.agent)
-                self._describe(directory, run)
-            return self._train(training, directory, run)
+                self._describe(directory, run, training)
+            return self._train(training, directory, run, own)
 
-    def _describe(self, directory: Path, run: RunConfig) -> None:
+    def _call(self, callbacks: Sequence[Callback], training: TrainingLoop, episodes: Any, steps: Any) -> None:
+        """Have callbacks called at every report, or after so many episodes and environment steps."""
+        episodes = whole("callback_episode_frequency", episodes, optional=True)
+        steps = whole("callback_timestep_frequency", steps, optional=True)
+        if steps is not None and self.session.environments.native is not None:
+            raise UsageError(
+                "callback_timestep_frequency is for environments that step on the host. Received: "
+                f"{self.run_config.env!r}, whose rollouts are compiled whole. Leave it out."
+            )
+        ended, stepped = 0, training.step
+
+        def call(record: Record) -> bool:
+            return none_refuses([each(self, record) for each in callbacks])
+
+        def tell(step: int, **values: float) -> None:
+            named = {name.replace("_", "/"): float(value) for name, value in values.items()}
+            if not call(Record(step, self.elapsed, named)):
+                training.call_off()
+
+        def on_episode(episode: EpisodeRecord) -> None:
+            nonlocal ended
+            ended += 1
+            if ended % episodes == 0:
+                tell(episode.step, episode_reward=episode.episode_reward, episode_length=episode.length)
+
+        def on_step(step: VectorStep) -> None:
+            nonlocal stepped
+            before, stepped = stepped, training.step
+            if before // steps < stepped // steps:
+                tell(stepped, step_reward=np.mean(step.reward))
+
+        training.on_record = call if callbacks and episodes is steps is None else None
+        training.on_episode = None if episodes is None else on_episode
+        self.session.driver.on_step = None if steps is None else on_step
+
+    def _describe(self, directory: Path, run: RunConfig, training: TrainingLoop) -> None:
         self._fits += 1
+        if self._resumed:
+            describe_resume(directory, training, run, None, {})
+            return
         session, given = self.session, not is_id(self._envs)
         describe(
             directory,
@@ -312,8 +396,10 @@ class Trainer:
             origin=self._progress.origin if self._loaded is None else None,
         )
 
-    def _train(self, training: TrainingLoop, directory: Path | None, run: RunConfig) -> Outcome:
-        training.loggers = create_loggers(directory, run, training)
+    def _train(
+        self, training: TrainingLoop, directory: Path | None, run: RunConfig, own: Sequence[Logger]
+    ) -> Outcome:
+        training.loggers = create_loggers(directory, run, training, self._resumed, own=own)
         try:
             with training.loggers:
                 for text in self.session.definition.remarks(training.own_steps):
@@ -321,7 +407,7 @@ class Trainer:
                 with evaluating([training], self.session.learner, self._evaluating):
                     outcome = training.loop() if self.trial is None else self._train_trial(training)
                     training.keep_unjudged()
-                training.loggers.message(outcome.message)
+                training.loggers.message(outcome.summary)
         finally:
             self._assign_models()
         return outcome
@@ -352,7 +438,7 @@ class Trainer:
         codec = None if vector is None else vector.codec
         batched = False
         if codec is not None:
-            observation, batched = encoded(codec, observation, spaces.unflatten, self.run.env)
+            observation, batched = encoded(codec, observation, spaces.unflatten, self.run_config.env)
         actions, after = act_independently(
             self.session.learner,
             self._act,
@@ -424,21 +510,43 @@ class Trainer:
             SpecError: the environment cannot be rendered, cannot be made once more, or is one that trains.
             SpaceError: it has other states or actions than those that train.
         """
+        played = self._played(
+            env,
+            video_dir=video_dir,
+            render=render,
+            frame_dir=frame_dir,
+            frame_delay=float(frame_delay),
+            max_steps=max_steps,
+            action_idx=action_idx,
+            frame_frequency=frame_frequency,
+            episodes=episodes,
+        )
+        if not self.run_config.quiet:
+            say(str(played))
+        return played
+
+    @naming_misspelt
+    @_by_one_thread
+    def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None) -> PlayResult:
+        """Return what the current policy achieves in new episodes: `mean`, `std` and the returns (`rewards`).
+
+        Args:
+            episodes: how many.
+            deterministic: take the best actions; False draws as in training.
+            env: as in `play`, which shows the episodes, too.
+
+        Raises:
+            SpecError: the environment cannot be made once more, or is one that trains.
+            SpaceError: it has other states or actions than those that train.
+        """
+        return self._played(env, episodes=episodes, action_idx=0 if deterministic else 1)
+
+    def _played(self, env: Any, **how: Any) -> PlayResult:
         shared = ("env", "env_kwargs", "seed", "preprocess", "max_frame", "max_episode_timesteps")
-        config = PlayConfig.from_dict(
-            {
-                **{name: getattr(self.run, name) for name in shared},
-                "video_dir": video_dir,
-                "render": render,
-                "frame_dir": frame_dir,
-                "frame_delay": float(frame_delay),
-                "max_steps": max_steps,
-                "action_idx": action_idx,
-                "frame_frequency": frame_frequency,
-                "episodes": episodes,
-            }
-        ).located()
-        vector = play_env(config, self._envs, env, self.session.environments.spaces, self.run.episodic_life)
+        options = {**{name: getattr(self.run_config, name) for name in shared}, **how}
+        config = PlayConfig.from_dict(options).located()
+        spaces = self.session.environments.spaces
+        vector = play_env(config, self._envs, env, spaces, self.run_config.episodic_life)
         played = run_episodes(
             self.session.learner,
             self.session.driver.learnt,
@@ -448,8 +556,6 @@ class Trainer:
             leave_open=env is not None and not makes(env),
         )
         self._plays += 1
-        if not self.run.quiet:
-            say(str(played))
         return played
 
     @naming_misspelt
@@ -478,11 +584,11 @@ class Trainer:
                 f"Received: {received}. For weights or a policy in another format: save(directory), then "
                 "Agent.load(directory=...).save(directory=..., format=...)."
             )
-        training = self.session.training(self.run, LoggerGroup(), None, self._progress)
-        return str(training.write(Path(directory), keep=None, memory=self.run.save_memory))
+        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
+        return str(training.write(Path(directory), keep=None, memory=self.run_config.save_memory))
 
     @_by_one_thread
-    def load(self, directory: str | Path) -> None:
+    def load(self, directory: str | Path) -> Self:
         """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options.
 
         What was learnt here before is lost; counts and mean rewards continue from those of the checkpoint. So
@@ -491,6 +597,9 @@ class Trainer:
         Args:
             directory: a checkpoint, a folder of such (the newest is taken), or the folder of a run.
 
+        Returns:
+            This object.
+
         Raises:
             CheckpointError: there is none, or it does not fit.
         """
@@ -498,7 +607,7 @@ class Trainer:
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
         differing = self._differing(found)
-        training = self.session.training(self.run, LoggerGroup(), None, self._progress)
+        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
         try:
             training.restore(found)
         except MismatchError as error:
@@ -512,6 +621,7 @@ class Trainer:
             )
         self._begun, self._wrote, self._loaded = True, False, str(place)
         self._assign_models()
+        return self
 
     if not TYPE_CHECKING:  # to a type checker it is a method like others
         load = _ObjectMethod(load)
@@ -576,8 +686,7 @@ class Trainer:
 
         def __getattr__(self, name: str) -> Any:
             """Say what to call here in place of a method of another library."""
-            remedy = f" Use {METHODS[name]}." if name in METHODS else ""
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{instead(name, METHODS)}")
 
     @property
     def steps(self) -> int:
@@ -643,7 +752,25 @@ def trainer(name: str) -> type[Trainer]:
         lines.append(f"    {option}: {' '.join(meta.help.split())}{shown}")
     hyperparameters = "\n".join(lines)
     doc = f"{AGENTS[agent].help}.\n\n{inspect.getdoc(Trainer)}\n\nHyperparameters:\n{hyperparameters}\n"
-    return type(name, (Trainer,), {"agent": agent, "__doc__": doc, "__module__": __name__})
+    members = {"agent": agent, "__doc__": doc, "__module__": __name__, "__signature__": signature(config)}
+    return type(name, (Trainer,), members)
+
+
+def signature(config: type[Config]) -> inspect.Signature:
+    """Return the parameters of an algorithm's class: networks and buffers by place, options by name."""
+    parameters = dict(inspect.signature(Trainer.__init__).parameters)
+    settings, envs = parameters.pop("settings"), parameters["envs"]
+    first = [envs, *(envs.replace(name=name, default=None) for name in slots(config))]
+    hints = typing.get_type_hints(config) | typing.get_type_hints(RunConfig)
+    by_name = {name: each for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    for each in (config, RunConfig):
+        for name in options(each):
+            if name not in NOT_OPTIONS and name not in MODELS:
+                value = default(each, name)
+                by_name[name] = inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[name]
+                )
+    return inspect.Signature([*first, *by_name.values(), settings])
 
 
 def __getattr__(name: str) -> Any:

@@ -388,9 +388,11 @@ def require(spaces: Spaces, algorithm: str, allowed: Collection[str], instead: s
     for name, leaf in spaces.actions.components.items():
         if leaf.type not in allowed:
             which = "the action is" if spaces.actions.single else f"action {name!r} is"
-            serves = " and ".join(repr(kind) for kind in ("float", "int", "bool") if kind in allowed)
+            kinds = {"float": "continuous (float)", "int": "discrete (int, bool)"}
+            supported = " and ".join(words for kind, words in kinds.items() if kind in allowed)
             raise SpaceError(
-                f"{algorithm} serves {serves} actions only, and {which} {leaf.type!r}. Use {instead} instead."
+                f"{algorithm} supports {supported} actions only, and {which} {leaf.type!r}. Use {instead} "
+                "instead."
             )
 
 

@@ -16,7 +16,7 @@ from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
-from operant.errors import EnvironmentError
+from operant.errors import EnvError
 from operant.spec.random_streams import Purpose
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
@@ -283,7 +283,7 @@ class DeviceDriver(NativeDriver):
     def advance(self, blocks: int) -> list[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
-        Values that are not finite are an EnvironmentError; other rows are learnt from, and new episodes
+        Values that are not finite are an EnvError; other rows are learnt from, and new episodes
         begin.
         """
         self.unreported = ()
@@ -299,7 +299,7 @@ class DeviceDriver(NativeDriver):
             self.unreported = finished
             if self.processes == 1:  # of several, none saves after a failure
                 self.begin_anew(self.loop.restart)
-            raise EnvironmentError(fault)
+            raise EnvError(fault)
         return finished
 
     def snapshot(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class Driver(abc.ABC):
     """Everything that is needed to continue, except the environments."""
     unreported: Sequence[EpisodeResult] = ()
     """Episodes that ended in blocks that were learnt from, in a call of `advance` that failed later."""
+    on_step: Callable[[Any], None] | None = None
+    """Called with each `VectorStep`, on the host."""
     processes: int = 1
     """How many processes train together."""
 

@@ -136,6 +136,8 @@ class HostDriver(Driver):
             self.step += int(np.count_nonzero(valid))
             score, over = (after.reward, ended) if env.game is None else env.game
             self.accounts.row(finished, self.step, score, valid, over, env.infos)
+            if self.on_step is not None:
+                self.on_step(after)
             observation, carry, action = after.observation, action.carry, None
             self._row += 1
         for name, value in observation.items():

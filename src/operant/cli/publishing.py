@@ -1,0 +1,25 @@
+"""`operant card`."""
+
+from __future__ import annotations
+
+from operant.cli import parse, tables
+from operant.errors import UsageError
+
+
+def run(arguments: list[str]) -> int:
+    """Write a model card, or print help when there is no run."""
+    from operant.execution.model_card import CardConfig, write_card
+
+    if parse.asks_for_help(arguments):
+        note = "It writes a model card (README.md) in the Hugging Face Hub's form, and a copy of the agent."
+        rows = [row[:3] for row in tables.option_rows([CardConfig])]
+        table = tables.table("card", ("flags", "help", "default"), rows)
+        print(tables.page(["operant card <run> [options]"], note, table))
+        return 0
+    values = parse.parse([CardConfig], arguments, "card", positional="runs")
+    match values.pop("runs"):
+        case [path]:
+            print(f"Wrote {write_card(path, CardConfig.from_dict(values))}")
+            return 0
+        case paths:
+            raise UsageError(f"card takes one run: operant card RUN. Received {len(paths)}.")

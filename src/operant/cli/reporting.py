@@ -1,0 +1,24 @@
+"""`operant report`."""
+
+from __future__ import annotations
+
+from operant.cli import parse, tables
+
+
+def run(arguments: list[str]) -> int:
+    """Write a report, or print help when there is nothing to report."""
+    from operant.execution.report import ReportConfig, report
+
+    if parse.asks_for_help(arguments):
+        usage = [
+            "operant report <run> ... [options]      runs: curves, evaluations, settings, a video",
+            "operant report --study <name> [options] a study: history, importances, best settings",
+        ]
+        note = "A run is a folder that training made, or a folder of such runs."
+        rows = [row[:3] for row in tables.option_rows([ReportConfig])]
+        print(tables.page(usage, note, tables.table("report", ("flags", "help", "default"), rows)))
+        return 0
+    values = parse.parse([ReportConfig], arguments, "report", positional="runs")
+    paths = values.pop("runs")
+    print(f"Wrote {report(paths, ReportConfig.from_dict(values))}")
+    return 0
