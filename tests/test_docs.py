@@ -127,10 +127,10 @@ TAUGHT = sorted([*ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("docs/how-to/*.md
 
 
 def shortened(text):
-    """Return a program or command with a twentieth of the steps."""
+    """Return a program or command with a fortieth of the steps."""
     text = text.replace("--target-reward 475", "--max-steps 40000")
     counts = r"((?:max.steps|eval.frequency|divergence-monitoring-steps)[ =])([\d_]+)"
-    return re.sub(counts, lambda found: f"{found[1]}{int(found[2]) // 20}", text)
+    return re.sub(counts, lambda found: f"{found[1]}{int(found[2]) // 40}", text)
 
 
 @pytest.fixture
