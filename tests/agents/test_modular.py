@@ -502,6 +502,30 @@ def test_a_baseline_with_an_optimizer_of_its_own_shares_its_numbers_but_for_the_
     np.testing.assert_allclose(one["x"], [-0.2 / np.sqrt(0.1)], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_baseline_on_the_policys_network_may_have_steps_of_its_own():
+    """With a tiny rate of the policy's, the value learns by its own optimizer, which leaves the policy's head
+    alone and moves the layers below."""
+    one = compile_agent(
+        "modular", Countdown(), baseline_model="shared", baseline_optimizer="sgd", lr=1e-9,
+        baseline_lr=0.05, baseline_multi_step=5,
+    )  # fmt: skip
+    train, world = one.begin(0)
+    block, _ = one.collect(train, world)
+    losses, start = [], train.state.variables["params"]
+    for _ in range(6):  # the same rows again
+        train = train._replace(state=one.learner.algorithm.force_update(train.state))
+        train, metrics = one.absorb(train, block)
+        losses.append(float(metrics["loss/value"]))
+    assert losses[-1] < 0.5 * losses[0]
+    moved = {
+        name: float(np.abs(x - start[name]).max()) for name, x in train.state.variables["params"].items()
+    }
+    heads = {name: x for name, x in moved.items() if name.startswith("head.")}
+    assert all((x > 1e-3) == ("value" in name) for name, x in heads.items()), heads
+    assert moved["body.dense0/kernel"] > 1e-3
+
+
 def test_targets_move_with_every_so_manieth_update():
     options = {"objective": "action_value", "baseline_model": None, "target_update_weight": 0.5}
     algorithm = learner("modular", Countdown(), 1, **options, target_sync_frequency=3).algorithm

@@ -72,17 +72,17 @@ def drawn(low, high):
     [
         (drawn(10, 60), 1, {}),
         pytest.param(drawn(10, 60), 8, {}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 1, {"batch_size": 10}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 8, {"batch_size": 10}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 4, {"batch_size": 64, "horizon": 50}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 1, {"horizon": None}, marks=pytest.mark.slow),
+        pytest.param(drawn(10, 60), 1, {"batch_size": 10}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 8, {"batch_size": 10}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 4, {"batch_size": 64, "horizon": 50}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 1, {"horizon": None}, marks=pytest.mark.exhaustive),
         pytest.param(drawn(10, 60), 3, {"horizon": None, "batch_size": 30}, marks=pytest.mark.slow),
-        (drawn(3, 8), 1, {**SHARED, "capacity": 1000}),
+        pytest.param(drawn(3, 8), 1, {**SHARED, "capacity": 1000}, marks=pytest.mark.slow),
         pytest.param(drawn(3, 8), 1, {**SHARED, "model": GRU}, marks=pytest.mark.slow),
         pytest.param(
-            lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.slow
+            lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.exhaustive
         ),
-        pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.slow),
+        pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.exhaustive),
         pytest.param(
             lambda i: (2, 20)[i],
             2,
@@ -90,7 +90,10 @@ def drawn(low, high):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}, marks=pytest.mark.slow
+            lambda _: 5,
+            8,
+            {"unit": "episodes", "batch_size": 10, "horizon": None},
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -124,11 +127,28 @@ def test_updates_twice_as_often_learn_from_every_row_twice(learned):
     assert {times[row] for row in range(20, 300)} == {2}
 
 
+@pytest.mark.slow
 def test_updates_half_as_often_leave_the_older_half_out(learned):
     play(lambda _: 60, 300, 1, **SHARED, batch_size=10, frequency=20)
     assert [len(batch) for batch in learned[:6]] == [10] * 6
     times = collections.Counter(row for batch in learned for row in batch)
     assert max(times.values()) == 1 and not times[5] and times[15]
+
+
+@pytest.mark.slow
+def test_replay_of_episodes_draws_whole_ones_of_any_age(learned):
+    """Episodes of 5 steps, two in each update: at first the only one, then any two of those so far."""
+    options = {"unit": "episodes", "batch_size": 2, "frequency": 1, "memory": "replay", "capacity": 198}
+    agent = play(lambda _: 5, 300, 1, horizon=None, **options)
+    assert agent.updates == len(learned) == 60
+    drawn = [{row // 5 for row in batch} for batch in learned]
+    for i, (batch, episodes) in enumerate(zip(learned, drawn, strict=True)):
+        assert len(episodes) == min(i + 1, 2) and max(episodes) <= i
+        whole = [5 * episode + step for episode in sorted(episodes) for step in range(5)]
+        # The capacity is 33 episodes of 6 rows: of the oldest that is held the beginning may be gone.
+        assert batch == whole or (min(episodes) <= i - 32 and set(batch) < set(whole))
+    ages = [i - episode for i, episodes in enumerate(drawn) for episode in episodes]
+    assert min(ages) == 0 and 25 <= max(ages) <= 33 and 11 < np.mean(ages[-54:]) < 22  # uniform: 16
 
 
 @pytest.mark.slow

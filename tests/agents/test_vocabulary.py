@@ -39,7 +39,7 @@ def read(**given):
         ({"update_frequency": np.float32(1.0)}, {"frequency": None}),
         ({"update_frequency": 0.5}, {"frequency": 0.5}),
         ({"update_frequency": "never"}, {"frequency": 0}),
-        ({"start_updating": None, "baseline_objective": None, "tracking": None}, {}),
+        ({"start_updating": None, "baseline_objective": None}, {}),
         ({"start_updating": 7}, {"start": 7}),
         ({"memory": 5000}, {"memory": "replay", "capacity": 5000}),
         ({"memory": {"type": "recent", "capacity": 90}}, {"memory": "recent", "capacity": 90}),
@@ -189,19 +189,26 @@ def test_modules_are_read_into_options(given, wanted):
             r"'doublechek_step' is not an optimizer that wraps another\. Did you mean 'doublecheck_step'",
         ),
         (
-            {"policy": {"network": "auto", "distributions": {"move": {"type": "beta"}}}},
-            r"distributions are those of all actions of a type, .*Received: 'move'",
-        ),
-        (
             {
                 "policy": {
                     "network": "auto",
                     "distributions": {"int": {"type": "categorical", "temperature_mode": "global"}},
                 }
             },
-            r"categorical takes no argument 'temperature_mode'",
+            r"temperature_mode must be None.*Received: temperature_mode='global'.*give temperature of",
         ),
-        ({"tracking": "all"}, r"tracking is not supported.*summarizer"),
+        ({"objective": "state_value"}, r"The value of states alone makes no actions"),
+        ({"policy": {"type": "parametrized_action_value"}}, "type must be parametrized_value_policy for int"),
+        ({"policy": {"temperature": {"a": 0.5}}}, "temperature must be one number or schedule for all"),
+        ({"objective": {"type": "plus"}}, r"There is no objective 'plus' here.*baseline_optimizer=0.5"),
+        (
+            {"objective": "action_value", "baseline": [8]},
+            r"is the target network: it has the form of the policy's.*: baseline=\[8\], policy='auto'",
+        ),
+        (
+            {"objective": "action_value", "baseline": "auto", "baseline_optimizer": "adam"},
+            r"Received: baseline_optimizer='adam'\. Give .*dict\(type='synchronization'",
+        ),
         ({"optimizer": {"type": "plus"}}, r"There is no optimizer 'plus' here"),
         (
             {"baseline_optimizer": {"optimizer": "adam", "clipping_threshold": 1.0}},
@@ -259,18 +266,16 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
         ({"estimate_advantage": True}, "estimate_advantage needs a baseline"),
         ({"lam": 0.5}, "lam mixes rewards with predicted values, and nothing is predicted"),
         ({"predict_terminal_values": True}, "predict_terminal_values needs predict_horizon_values"),
-        ({"baseline": "shared", "baseline_optimizer": "adam"}, "Leave baseline_optimizer out"),
         (
             {"baseline": "auto", "baseline_optimizer": "adem"},
             "baseline_optimizer: Unknown optimizer 'adem'. Did you mean 'adam'",
         ),
-        ({"memory": "replay", "unit": "episodes", "horizon": 1}, "memory='replay' draws timesteps"),
         ({"memory": "replay", "horizon": None}, "memory='replay' needs a horizon"),
         ({"memory": "replay", "horizon": 1, "lam": 0.5}, "memory='replay' has no λ-returns"),
         ({"memory": "replay", "horizon": 1, "capacity": 8}, "capacity must be at least batch_size"),
         (
-            {"objective": "action_value", "baseline": "auto"},
-            "baseline_model belongs to objective='policy_gradient'",
+            {"objective": "action_value", "baseline_model": "auto"},
+            r"baseline_model \(baseline\) belongs to objective='policy_gradient'",
         ),
         (
             {"objective": "action_value", "temperature": 0.5},
@@ -284,7 +289,8 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
         ({"objective": "action_value", "std": "predicted"}, "std belongs to objective='policy_gradient'"),
         (
             {"double": True},
-            "double belongs to objective='action_value'. Received: double=True, objective='policy_gradient'",
+            r"double \(predict_action_values\) belongs to objective='action_value'. Received: double=True, "
+            "objective='policy_gradient'",
         ),
         ({"dueling": True}, "dueling belongs to objective='action_value'"),
         (
@@ -314,17 +320,31 @@ def test_a_whole_specification_becomes_a_config_that_is_plain_data():
             {"cg_damping": 0.2},
             "cg_damping belongs to gradient='natural'. Received: cg_damping=0.2, gradient='exact'",
         ),
-        ({"evolutionary_samples": 4}, "evolutionary_samples belongs to gradient='evolutionary'"),
+        (
+            {"evolutionary_samples": 4},
+            r"evolutionary_samples \(num_samples\) belongs to gradient='evolutionary'",
+        ),
         (
             {"gradient": "natural", "optimizer": "sgd"},
             "optimizer belongs to gradient='exact' or 'evolutionary'. Received: optimizer='sgd'",
         ),
-        ({"linesearch_factor": 0.5}, "linesearch_factor belongs to linesearch_iterations above 1"),
+        (
+            {"linesearch_factor": 0.5},
+            r"linesearch_factor \(backtracking_factor\) belongs to linesearch_iterations above 1",
+        ),
     ],
 )
 def test_contradictions_are_refused(options, message):
     with pytest.raises(SpecError, match=message):
         parse_agent("modular", **options)
+
+
+def test_modules_may_be_in_files(tmp_path):
+    path = tmp_path / "update.json"
+    path.write_text('{"unit": "episodes", "batch_size": 3}')
+    assert read(update=str(path)) == {"unit": "episodes", "batch_size": 3}
+    with pytest.raises(SpecError, match=r"The optimizer file 'missing.json' does not exist"):
+        read(optimizer="missing.json")
 
 
 def test_modules_that_say_more_than_the_objective_asks():

@@ -366,6 +366,21 @@ def test_the_score_is_the_mean_over_the_horizon(agent):
         )
 
 
+def test_what_waits_for_other_episodes_counts_anew(agent):
+    seen = []
+    with Runner(agent, environments=[Walk(length) for length in (2, 3, 3)]) as runner:
+        runner.run(
+            num_episodes=6,
+            sync_episodes=True,
+            sync_timesteps=True,
+            callback=lambda given, parallel: seen.append(list(given.episode_timestep)),
+            callback_timestep_frequency=1,
+            **QUIET,
+        )
+    round_ = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [0, 2, 1], [0, 2, 2], [0, 3, 2], [0, 0, 3]]
+    assert seen == 2 * round_
+
+
 def test_callbacks(runner):
     heard = []
 

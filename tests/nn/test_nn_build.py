@@ -49,6 +49,51 @@ def test_a_list_of_widths_is_an_auto_network():
     assert (found["body.dense0"], found["body.dense1"], found["head.q"]) == ((144, 128), (129, 8), (8, 2))
 
 
+def test_a_network_may_end_in_a_vector_for_each_place_of_an_output():
+    """Places of the first axis of outputs [2, 3] share a kernel; a head without places reads all."""
+    layers = [{"type": "reshape", "shape": (2, 4)}]
+    fed, heads = {"state": Leaf("float", (8,))}, {"q": Head((2, 3)), "value": Head(())}
+    model = build(layers, fed, heads)
+    assert kernels(model) == {"head.q": (4, 3), "head.value": (8, 1)}
+    variables = model.init(jax.random.key(0))
+    x = np.arange(8, dtype=np.float32)[None]
+    found = model.apply(variables, {"state": x})[0]["q"]
+    kernel = np.asarray(variables["params"]["head.q/kernel"])
+    np.testing.assert_allclose(found[0], x.reshape(2, 4) @ kernel, rtol=1e-4, atol=1e-4)
+    bare = build(layers, fed, {"q": Head((2, 4), linear=False)})
+    assert kernels(bare) == {}
+    np.testing.assert_array_equal(
+        bare.apply(bare.init(jax.random.key(0)), {"state": x})[0]["q"][0], x.reshape(2, 4)
+    )
+    with pytest.raises(SpecError, match=r"one for each place of an action. Received: shape \(2, 4\)"):
+        build(layers, fed, {"q": Head((3,)), "value": Head(())})
+
+
+def test_final_layers_follow_what_is_joined():
+    given = {"type": "auto", "size": 8, "depth": 1, "final_size": 5, "final_depth": 2}
+    model = build(given, VECTOR, Q)
+    assert kernels(model) == {
+        "body.dense0": (3, 8),
+        "body.dense1": (8, 5),
+        "body.dense2": (5, 5),
+        "head.q": (5, 2),
+    }
+    assert model.spec == given
+    image = {"board": Leaf("bool", (5, 5, 2))}
+    assert kernels(build({"type": "auto", "final_size": 5}, image, Q))["head.q"] == (5, 2)
+
+
+def test_the_size_of_attention_is_that_of_what_it_compares():
+    layers = [
+        {"type": "reshape", "shape": (3, 1)},
+        {"type": "self_attention", "size": 4, "attention_size": 2},
+        "flatten",
+    ]
+    found = kernels(build(layers, VECTOR, Q))
+    wanted = {"body.attention0": (1, 1, 2), "body.attention0/kernel_1": 0}
+    assert found["body.attention0"] == wanted["body.attention0"] and found["head.q"] == (12, 2)
+
+
 def test_counts_may_be_written_as_floats():
     for given, same in [
         ([8.0, 5.0], [8, 5]),

@@ -36,6 +36,19 @@ def test_heads():
     assert {n for n in predicted if n.startswith("arm")} == {"arm/turn/alpha", "arm/turn/beta"}
 
 
+def test_single_actions_have_distributions_of_their_own():
+    own = {"arm/turn": {"distribution": "beta"}, "push": {"std": "predicted"}, "int": {"linear": False}}
+    policy = Policy(ACTIONS, own=own)
+    assert [policy.kind(name) for name in ACTIONS] == ["categorical", "bernoulli", "beta", "normal"]
+    heads = policy.heads()
+    assert heads["push/log_std"].constant is None and not heads["move/logits"].linear
+    parts = policy.distribution(outputs_of(policy, (4,))).parts
+    assert [type(part) for part in parts.values()] == [Categorical, Bernoulli, Beta, Normal]
+    # What is chosen by name comes before what is chosen by type.
+    both = Policy(ACTIONS, own={"float": {"distribution": "beta"}, "arm/turn": {"distribution": "squash"}})
+    assert both.kind("arm/turn") == "squash"
+
+
 @pytest.mark.parametrize(("bounded", "kind"), [("clip", Normal), ("squash", SquashedNormal), ("beta", Beta)])
 def test_kinds_of_distribution(bounded, kind):
     policy = Policy(ACTIONS, bounded=bounded)
@@ -106,7 +119,10 @@ def test_predicted_deviation_is_limited():
     ("options", "message"),
     [
         ({"std": "fixed"}, "std must be 'global' or 'predicted'"),
-        ({"bounded": "tanh"}, "bounded must be 'clip', 'squash' or 'beta'"),
+        ({"own": {"push": {"std": "fixed"}}}, "std must be 'global' or 'predicted'"),
+        ({"own": {"pusch": {"std": "global"}}}, "must name actions or types of them. Did you mean 'push'"),
+        ({"own": {"move": {"std": "global"}}}, "a dict of linear, as the actions are of type int"),
+        ({"bounded": "tanh"}, "distribution must be 'clip', 'squash' or 'beta'"),
     ],
 )
 def test_wrong_options(options, message):

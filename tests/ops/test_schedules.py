@@ -122,6 +122,23 @@ def test_ornstein_uhlenbeck_returns_to_its_mean():
     assert absolute.range() == (0.0, pytest.approx(2.5))
 
 
+@pytest.mark.parametrize(
+    ("kind", "staircase", "wanted"),
+    [
+        # 8 times 0.25 to the power of 0, 1/2, 1, 3/2 and 2; in stairs of 0, 0, 1, 1 and 2.
+        ("exponential", False, [8.0, 4.0, 2.0, 1.0, 0.5]),
+        ("exponential", True, [8.0, 8.0, 2.0, 2.0, 0.5]),
+        # 8 divided by 1, 1.125, 1.25, 1.375, 1.5.
+        ("inverse_time", False, [8.0, 8 / 1.125, 6.4, 8 / 1.375, 8 / 1.5]),
+    ],
+)
+def test_schedules_that_decay_without_end(kind, staircase, wanted):
+    spec = {"type": kind, "initial_value": 8.0, "num_steps": 10, "decay_rate": 0.25, "staircase": staircase}
+    schedule = Schedule.read(spec)
+    np.testing.assert_allclose(schedules.value(schedule, jnp.arange(0, 25, 5)), wanted, rtol=1e-6)
+    assert schedule.range() == (0.0, 8.0)
+
+
 def test_schedules_in_other_words():
     linear = {"type": "linear", "unit": "episodes", "num_steps": 9, "initial_value": 1.0, "final_value": 0.5}
     assert Schedule.read(linear) == Schedule("linear", 1.0, 0.5, 9, "episodes")
@@ -135,14 +152,23 @@ def test_schedules_in_other_words():
     assert read == Schedule("piecewise", 1.0, unit="updates", boundaries=(3, 8), values=(2.0, 3.0))
     uniform = {"type": "random", "distribution": "uniform", "minval": 0.0, "maxval": 2.0}
     assert Schedule.read(uniform) == Schedule("random", 0.0, 2.0)
+    assert Schedule.read({"type": "random"}) == Schedule("random", 0.0, 1.0)
+    normal = {"type": "random", "distribution": "normal", "mean": 2.0, "stddev": 0.5}
+    assert Schedule.read(normal) == Schedule("ornstein_uhlenbeck", 2.0, theta=1.0, sigma=0.5)
     assert Schedule.read({"type": "ornstein_uhlenbeck", "mu": 0.5}) == Schedule("ornstein_uhlenbeck", 0.5)
+    decaying = {"type": "decaying", "decay": "linear", "num_steps": 9, "initial_value": 0.25, "scale": 2.0}
+    assert Schedule.read(decaying) == Schedule("linear", 0.5, 0.0, 9)
     for wrong, message in [
         ({"type": "linear", "start": 1.0, "initial_value": 2.0}, "got 'start' twice"),
-        ({"type": "exponential", "initial_value": 1.0, "decay_rate": 0.5}, "no argument 'decay_rate'.*'end'"),
+        ({"type": "inverse_time", "start": 1.0, "steps": 5}, "decay_rate must be above 0. Received: .*=None"),
+        ({"type": "exponential", "start": 1.0, "decay_rate": 1.5, "steps": 5}, "above 0 and at most 1"),
+        ({"type": "linear", "start": 1.0, "decay_rate": 0.5, "steps": 5}, "decay_rate must be left out of"),
+        ({"type": "decaying", "start": 1.0, "steps": 5}, "Unknown schedule type None"),
         (
-            {"type": "inverse_time", "initial_value": 1.0, "decay_rate": 0.5},
-            "Unknown schedule type 'inverse_time'",
+            {"type": "exponential", "start": 1.0, "decay_rate": 0.5, "steps": 5, "increasing": True},
+            "'increasing'",
         ),
+        ({"type": "random", "distribution": "gamma"}, "distribution must be 'uniform' or 'normal'"),
         ({"type": "ornstein_uhlenbeck", "theta": 0.0}, "theta must be from 0.01 to 1"),
         ({"type": "ornstein_uhlenbeck", "sigma": -1.0}, "sigma must be at least 0"),
         ({"type": "random", "start": 0.0, "seed": -1}, "seed must be a whole number"),

@@ -121,12 +121,15 @@ def _served(config: Config, spaces: Spaces) -> None:
     if config.objective == DETERMINISTIC:
         require(spaces, name, {"float"}, serving(spaces))
         require_bounds(spaces, name, "use objective='policy_gradient'")
-    bounded = any(leaf.type == "float" and leaf.bounded for leaf in spaces.actions.components.values())
+    if config.objective != "policy_gradient":
+        return
+    policy = objectives.PolicyGradient(config, spaces, {}).policy
+    bounded = {policy.kind(name) for name in spaces.actions.components} & {"squash", "beta"}
     explores = isinstance(config.exploration, Schedule) or bool(config.exploration)
-    if config.objective == "policy_gradient" and explores and bounded and config.distribution != "clip":
+    if explores and bounded:
         raise SpecError(
             "exploration adds noise to float actions, also beyond the bounds, where "
-            f"distribution={config.distribution!r} has no density. "
+            f"distribution={bounded.pop()!r} has no density. "
             f"Received: exploration={config.exploration!r}. Use distribution='clip', or "
             "entropy_regularization in place of exploration."
         )
@@ -169,7 +172,7 @@ class Modular(UpdateCounter):
         warmup = max(model.horizon or 0 for model in models.values())
         refuse_averages(models)
         memory: Replay | Recent
-        if config.memory == "replay":
+        if config.memory == "replay" and config.unit == "timesteps":
             n_step, sequence = int(extent(config.horizon)), 1
             if any(model.recurrent for model in models.values()):
                 warmup = warmup or REPLAY_WARMUP
@@ -186,8 +189,13 @@ class Modular(UpdateCounter):
 
     @property
     def separate(self) -> bool:
-        """Whether the baseline has an optimizer of its own."""
+        """Whether the baseline has a network and an optimizer of its own."""
         return self.config.baseline_optimizer is not None and "baseline" in self.models
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether the baseline has an optimizer of its own, perhaps for a network that is the policy's."""
+        return self.config.baseline_optimizer is not None and self.config.baseline_model is not None
 
     @property
     def recurrent(self) -> tuple[str, ...]:
@@ -226,7 +234,7 @@ class Modular(UpdateCounter):
         optimizers = self._optimizers()
         return self._synced(state)._replace(
             optimizer=optimizers[0].init(together),
-            baseline_optimizer=optimizers[1].init(separate) if self.separate else (),
+            baseline_optimizer=optimizers[1].init(separate or together) if self.has_own_steps else (),
         )
 
     def _learned(self, state: State) -> tuple[Tree, Tree]:
@@ -413,12 +421,12 @@ class Modular(UpdateCounter):
             self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole
         )  # fmt: skip
         state = state._replace(optimizer=opt_state)
-        if self.separate:
+        if self.has_own_steps:
             assert isinstance(objective, objectives.PolicyGradient | objectives.DeterministicGradient)
             baseline = objective
-            separate, opt_state, other = fit(
+            valued, opt_state, other = fit(
                 lambda params, rows: baseline.value_loss(params, frozen, rows),
-                separate,
+                separate or together,
                 state.baseline_optimizer,
                 optimizers[1],
                 rows,
@@ -435,6 +443,7 @@ class Modular(UpdateCounter):
                 "update/skipped": watched["update/skipped"] + other["update/skipped"],
             }
             state = state._replace(baseline_optimizer=opt_state)
+            together, separate = (together, valued) if self.separate else (valued, {})
         params = {**together, **separate}
         state = state._replace(variables={**state.variables, "params": params["model"]})
         if "baseline" in params:

@@ -37,6 +37,7 @@ from operant.execution.traces import Trace
 from operant.nn.drawing import mermaid
 from operant.spec import canonical, plain, read_json
 from operant.spec.spaces import Spaces
+from operant.spec.written_out import noting
 
 ARGUMENTS = (
     "environment",
@@ -83,6 +84,7 @@ class Agent(InteractiveAgent):
 
     @staticmethod
     @naming_misspelt
+    @noting()
     def create(
         agent: Any = None,
         environment: Any = None,
@@ -125,6 +127,9 @@ class Agent(InteractiveAgent):
             summarizer: a folder, or `dict(directory=..., labels='all', frequency=100, custom={}, ...)`: write
                 summaries for TensorBoard; see `operant.tracking.summaries`.
             options: hyperparameters of the algorithm by name.
+
+        What only Tensorforce has (`tracking`, settings of its graphs in `config`, the `device` of a memory)
+        is taken without effect, as a line in the log says.
 
         Raises:
             SpecError: an unknown agent, option or space specification (the message says the close match), or
@@ -355,7 +360,8 @@ class Agent(InteractiveAgent):
             format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory,
                 unfinished rows, keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as
                 `checkpoint/weight_files.py` describes, the specification as JSON beside them. 'stablehlo',
-                'onnx': the policy alone, to act without operant; see `operant.execution.export`.
+                'onnx', 'saved-model': the policy alone, to act without operant; see
+                `operant.execution.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
@@ -366,7 +372,6 @@ class Agent(InteractiveAgent):
                 policy cannot have.
             UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
-        export.refuse_saved_model(format)
         saving.check_format(format, *export.FORMATS)
         if append not in (None, *weight_files.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)

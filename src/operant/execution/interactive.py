@@ -289,7 +289,10 @@ class InteractiveAgent:
         return jax.tree.map(lambda x: x[indices], shared)
 
     def _emitted(self, action: dict[str, np.ndarray]) -> Any:
-        return self.spaces.actions.unflatten(self.spaces.actions.clip(action))
+        clipped = self.spaces.actions.clip(action)
+        return self.spaces.actions.unflatten(
+            {name: x.astype(np.int64) if x.dtype.kind == "i" else x for name, x in clipped.items()}
+        )
 
     def _act_independently(self, states: Any, internals: Any, deterministic: bool) -> Any:
         self._declare_masks(states)

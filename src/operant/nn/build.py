@@ -37,6 +37,8 @@ class Head:
     logits: bool = False
     """Whether these are logits of choices along the last axis: if a model outputs a softmax instead, its
     logarithm is taken."""
+    linear: bool = True
+    """Whether there is a dense layer; without it the network's features are the output."""
 
 
 def build(
@@ -241,6 +243,13 @@ def _assembled(
         graph = Graph("body" if len(groups) == 1 else f"tower{i}", tensors, counted, carries, bounds)
         graphs.append(graph)
         features = network(graph)
+        shape = tuple(features.shape[1:])
+        if len(shape) > 1 and not any(fits(shape, heads[name].shape) for name in group):
+            listed = ", ".join(str(heads[name].shape) for name in group)
+            raise SpecError(
+                f"The network must end in one vector, or in one for each place of an action. Received: shape "
+                f"{shape}, for outputs of shape {listed}. End it with a flatten, pooling or dense layer."
+            )
         outputs.update({name: _head(name, heads[name], features) for name in group})
     return outputs
 
@@ -249,17 +258,33 @@ def _head(name: str, head: Head, features: Any) -> Any:
     from operant.nn.keras_layers import LearnedConstant, Orthogonal
 
     k = keras()
-    label = f"head.{safe_name(name)}"
+    label, shape = f"head.{safe_name(name)}", tuple(features.shape[1:])
+    places = shape[:-1] if fits(shape, head.shape) else ()
+    if len(shape) > 1 and not places:
+        features = reshaped(features, (math.prod(shape),))
     if head.constant is not None:
         return LearnedConstant(head.shape, head.constant, name=label, dtype="float32")(features)
-    x = k.layers.Dense(
-        math.prod(head.shape),
+    size = math.prod(head.shape[len(places) :])
+    if not head.linear and features.shape[-1] != size:
+        raise SpecError(
+            f"A categorical distribution without a linear layer (skip_linear) needs a network that ends in "
+            f"{size} numbers for {name!r}. Received: shape {shape}. End it with a linear layer of that size, "
+            "or leave skip_linear out."
+        )
+    dense = k.layers.Dense(
+        size,
         activation=activation(head.activation),
         kernel_initializer=Orthogonal(gain=head.scale),
         name=label,
         dtype="float32",
-    )(features)
+    )
+    x = dense(features) if head.linear else features
     return x if head.shape == x.shape[1:] else reshaped(x, head.shape)
+
+
+def fits(features: tuple[int, ...], head: tuple[int, ...]) -> bool:
+    """Return whether features have a vector for each of the first places of a head's output."""
+    return len(features) > 1 and features[:-1] == head[: len(features) - 1]
 
 
 def _complete(

@@ -16,6 +16,7 @@ from operant.nn.graph import Graph, reshaped
 from operant.nn.layers import RANKS, Layer
 from operant.nn.recurrent import Gru, Lstm, Rnn
 from operant.spec import Registry, build, refuse_code
+from operant.spec.written_out import refuse_elsewhere
 
 Aggregation = Literal["concat", "max", "mean", "product", "stack", "sum"]
 TAKES_INTEGERS = {"Embedding", "CategoryEncoding", "IntegerLookup", "HashedCrossing", "Hashing"}
@@ -269,6 +270,7 @@ LAYERS: Registry[Layer] = Registry(
             )
         },
         "keras": keras_layer,
+        "self_attention": layers.Attention,
     },
 )
 
@@ -287,6 +289,7 @@ def read(spec: Any, label: str) -> Layer:
                 "width stands for a layer in a "
                 f"list of widths alone; beside other layers write {{'type': 'dense', 'size': {spec!r}}}."
             )
+        refuse_elsewhere(spec)
         registered = _registered(spec.get("type") if isinstance(spec, Mapping) else spec)
         if registered is not None:
             spec = {**spec, "type": registered} if isinstance(spec, Mapping) else registered

@@ -451,12 +451,18 @@ class Attention(Layer):
     """Number of outputs at each position."""
     heads: int = 1
     """Number of heads; it must divide the size."""
+    attention_size: int | None = None
+    """Size in which positions are compared and mixed, of all heads together; None: `size`."""
     dropout: Rate = 0.0
     """Share of attention that gradient steps set to zero."""
 
     def _check(self) -> None:
-        if self.size % self.heads:
-            raise SpecError(f"heads must divide size. Received: heads={self.heads}, size={self.size}.")
+        name, size = (
+            "size" if self.attention_size is None else "attention_size",
+            self.attention_size or self.size,
+        )
+        if size % self.heads:
+            raise SpecError(f"heads must divide {name}. Received: heads={self.heads}, {name}={size}.")
 
     def _add(self, graph: Graph, x: Any) -> Any:
         k, shape = keras(), x.shape[1:-1]
@@ -464,7 +470,7 @@ class Attention(Layer):
         name = graph.name(self.type, self.name)
         attend = k.layers.MultiHeadAttention(
             self.heads,
-            self.size // self.heads,
+            (self.attention_size or self.size) // self.heads,
             dropout=self.dropout,
             output_shape=self.size,
             name=name,

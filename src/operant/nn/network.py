@@ -64,6 +64,10 @@ class AutoNetwork:
     """Whether an LSTM follows; a number is its horizon."""
     norm: str | None = None
     """'layer': layer normalisation (Ba et al. 2016) before every activation."""
+    final_size: int | None = None
+    """Width of one more dense layer, or `final_depth` of them, behind the others; None: theirs."""
+    final_depth: int = 1
+    """Number of such layers, if there are any: if `final_size` is given, or this is not 1."""
 
     def __post_init__(self) -> None:
         several = isinstance(self.size, list | tuple)
@@ -73,6 +77,8 @@ class AutoNetwork:
             object.__setattr__(self, "size", layers.pair("size", self.size))
         object.__setattr__(self, "depth", whole("depth", self.depth, low=0, optional=True))
         object.__setattr__(self, "rnn", as_whole(self.rnn))
+        object.__setattr__(self, "final_size", whole("final_size", self.final_size, optional=True))
+        object.__setattr__(self, "final_depth", whole("final_depth", self.final_depth, low=0))
         if several and self.depth is not None:
             raise value_error("depth", f"left out beside size={self.size}", self.depth)
         if self.activation is not None:
@@ -97,6 +103,8 @@ class AutoNetwork:
             depth = 2 if self.depth is None else self.depth
             x, size = graph.concatenate(features), self._size or 64
         sizes = self.size if isinstance(self.size, tuple) else (size,) * depth
+        if self.final_size is not None or self.final_depth != 1:
+            sizes += (self.final_size or (sizes[-1] if sizes else size),) * self.final_depth
         for width in sizes:
             x = self._dense(graph, x, width, "relu" if images else "tanh")
         if self.rnn:
@@ -193,17 +201,11 @@ class LayerStack:
         return cls(tuple(stacks), True)
 
     def __call__(self, graph: Graph) -> Any:
-        """Add the layers; the last one's output is the features."""
+        """Add the layers; the last one's output is the features: a vector, or one for each place."""
         x: Any = None
         for i, stack in enumerate(self.stacks):
             x = add_all(graph, stack, f"network[{i}]" if self.nested else "network")
-        x = graph.vector(x) if len(x.shape) == 1 else graph.encode(x)
-        if len(x.shape) != 2:
-            raise SpecError(
-                f"The network must end in one vector. Received: shape {tuple(x.shape[1:])}. End it with a "
-                "flatten, pooling or dense layer."
-            )
-        return x
+        return graph.vector(x) if len(x.shape) == 1 else graph.encode(x)
 
     def to_spec(self) -> Any:
         """Return the list."""
@@ -264,9 +266,16 @@ class KerasModel:
     model: Any
 
     @classmethod
-    def parse(cls, model: Any) -> KerasModel:
-        """Read a model, its configuration, a function or class that returns one, or a .keras file."""
+    def parse(cls, model: Any, **arguments: Any) -> KerasModel:
+        """Read a model, its configuration, a function or class that returns one (given the arguments), or a
+        .keras file.
+        """
         k = keras()
+        if arguments and (not callable(model) or isinstance(model, k.Model)):
+            raise SpecError(
+                "Arguments of a Keras model go to the function or class that makes it. Received: "
+                f"{', '.join(arguments)}, and {model!r}."
+            )
         if isinstance(model, Mapping):  # as in a checkpoint, whose weights come later
             return cls(from_config(model))
         if isinstance(model, str | Path) and str(model).endswith(".keras"):
@@ -274,7 +283,7 @@ class KerasModel:
         elif callable(model) and not isinstance(model, k.Model):
             _refuse_foreign(model)
             model = build(
-                model, {}, f"The network, a function or class that returns a model, {_name(model)!r}"
+                model, arguments, f"The network, a function or class that returns a model, {_name(model)!r}"
             )
             _refuse_foreign(model)
         if not isinstance(model, k.Model):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from operant.errors import value_error
+from operant.errors import SpecError, suggest, value_error
 from operant.nn.build import Head
 from operant.ops.distributions import Bernoulli, Beta, Categorical, NoiseKind, Normal, Product, SquashedNormal
 from operant.spec.spaces import Leaf
@@ -46,36 +46,63 @@ class Policy:
     `std` says whether a Gaussian's log standard deviation is a learned number per action element that starts
     at `log_std` (``"global"``), or an output of the network (``"predicted"``).
 
+    `own` are other choices for single actions, by name or by type: `distribution` (in place of `bounded`) and
+    `std` of floats; for choices `linear`, False if the network's output itself is the logits.
+
     Log-probabilities are densities in the action's own unit.
 
     Raises:
-        SpecError: `std` or `bounded` is none of these.
+        SpecError: `std` or `bounded` is none of these, or `own` names no action.
     """
 
     actions: Mapping[str, Leaf]
     std: Std = "global"
     bounded: Bounded = "clip"
     log_std: float = 0.0
+    own: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.std not in ("global", "predicted"):
-            raise value_error("std", "'global' or 'predicted'", self.std)
-        if self.bounded not in ("clip", "squash", "beta"):
-            raise value_error("bounded", "'clip', 'squash' or 'beta'", self.bounded)
+        for name, choices in self.own.items():
+            leaf = self.actions.get(name)
+            kind = name if leaf is None else leaf.type
+            if kind not in ("float", "int", "bool"):
+                raise SpecError(
+                    f"distributions must name actions or types of them.{suggest(name, self.actions)}"
+                )
+            known = {"float": {"distribution", "std"}, "int": {"linear"}, "bool": set()}[kind]
+            if not isinstance(choices, Mapping) or choices.keys() - known:
+                must = (
+                    f"a dict of {' and '.join(sorted(known)) or 'nothing'}, as the actions are of type {kind}"
+                )
+                raise value_error(f"distributions[{name!r}]", must, choices)
+        for choices in ({"std": self.std, "distribution": self.bounded}, *self.own.values()):
+            if choices.get("std", "global") not in ("global", "predicted"):
+                raise value_error("std", "'global' or 'predicted'", choices["std"])
+            if choices.get("distribution", "clip") not in ("clip", "squash", "beta"):
+                raise value_error("distribution", "'clip', 'squash' or 'beta'", choices["distribution"])
 
-    def _kind(self, leaf: Leaf) -> str:
+    def _own(self, name: str, choice: str, usual: Any) -> Any:
+        """Return what is chosen for an action by its name, else by its type, else for all."""
+        by_type = self.own.get(self.actions[name].type, {}).get(choice, usual)
+        return self.own.get(name, {}).get(choice, by_type)
+
+    def kind(self, name: str) -> str:
+        """Return the distribution of an action, one of `KINDS`."""
+        leaf = self.actions[name]
         if leaf.type != "float":
             return "bernoulli" if leaf.type == "bool" else "categorical"
-        return self.bounded if leaf.bounded and self.bounded != "clip" else "normal"
+        bounded: str = self._own(name, "distribution", self.bounded)
+        return bounded if leaf.bounded and bounded != "clip" else "normal"
 
     def heads(self) -> dict[str, Head]:
         """Return the heads, ``action/parameter``, with kernels of gain 0.01: it starts near the middle."""
         heads = {}
         for name, leaf in self.actions.items():
-            kind = self._kind(leaf)
+            kind = self.kind(name)
             if kind == "categorical":
                 assert leaf.num_values is not None
-                heads[f"{name}/logits"] = Head((*leaf.shape, leaf.num_values), scale=0.01, logits=True)
+                shape, linear = (*leaf.shape, leaf.num_values), self._own(name, "linear", True)
+                heads[f"{name}/logits"] = Head(shape, scale=0.01, logits=True, linear=linear)
             elif kind == "bernoulli":
                 heads[f"{name}/logits"] = Head(leaf.shape, scale=0.01)
             elif kind == "beta":
@@ -83,7 +110,7 @@ class Policy:
                 heads[f"{name}/beta"] = Head(leaf.shape, scale=0.01)
             else:
                 heads[f"{name}/mean"] = Head(leaf.shape, scale=0.01)
-                constant = self.log_std if self.std == "global" else None
+                constant = self.log_std if self._own(name, "std", self.std) == "global" else None
                 heads[f"{name}/log_std"] = Head(leaf.shape, scale=0.01, constant=constant)
         return heads
 
@@ -91,7 +118,7 @@ class Policy:
         """Return the randomness of one draw for `n` rows: plain arrays `[n, ...]` by action."""
         kinds = {}
         for name, leaf in self.actions.items():
-            kind = self._kind(leaf)
+            kind = self.kind(name)
             shape = (*leaf.shape, leaf.num_values or 0) if kind == "categorical" else leaf.shape
             kinds[name] = NoiseKind(KINDS[kind], shape)
         return Product.noise(key, kinds, (n,))
@@ -105,7 +132,7 @@ class Policy:
         return Product({name: self._part(name, leaf, outputs, masks) for name, leaf in self.actions.items()})
 
     def _part(self, name: str, leaf: Leaf, outputs: Arrays, masks: Arrays) -> Any:
-        kind, event = self._kind(leaf), len(leaf.shape)
+        kind, event = self.kind(name), len(leaf.shape)
         if kind == "categorical":
             return Categorical(outputs[f"{name}/logits"], masks.get(name), event)
         if kind == "bernoulli":
@@ -122,7 +149,7 @@ class Policy:
             alpha, beta = (_above_one(outputs[f"{name}/{part}"]) for part in ("alpha", "beta"))
             return Beta(alpha, beta, low, high, event)
         mean, log_std = outputs[f"{name}/mean"], outputs[f"{name}/log_std"]
-        if self.std == "predicted":
+        if self._own(name, "std", self.std) == "predicted":
             log_std = jnp.clip(log_std, *LOG_STD)
         if kind == "squash":
             return SquashedNormal(mean, log_std, low, high, event)

@@ -23,7 +23,8 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
     ==================  ===============================================================
     constant            start
     linear              start + (end - start) f
-    exponential         start (end / start)^f
+    exponential         start (end / start)^f, or with `decay_rate` start decay_rate^(step / steps)
+    inverse_time        start / (1 + decay_rate step / steps)
     polynomial          end + (start - end) (1 - f)^power
     cosine end + (start - end) (1 + cos(π f)) / 2; before it, for `warmup` of the steps, start step / warmup
     piecewise           start, then `values[i]` from step `boundaries[i]` on
@@ -51,8 +52,13 @@ def value(schedule: Schedule, step: int | Integer[Array, "*S"]) -> Float[Array, 
         return values[jnp.searchsorted(jnp.asarray(boundaries), step, side="right")]
     if schedule.type == "cosine":
         return _cosine(schedule, step)
-    f = jnp.clip(step.astype(jnp.float32) / np.float32(max(schedule.steps, 1)), 0.0, 1.0)
-    start, end = schedule.start, schedule.end
+    passed = jnp.maximum(step.astype(jnp.float32) / np.float32(max(schedule.steps, 1)), 0.0)
+    f, start, end = jnp.minimum(passed, 1.0), schedule.start, schedule.end
+    if schedule.decay_rate is not None:
+        passed = jnp.floor(passed) if schedule.staircase else passed
+        if schedule.type == "inverse_time":
+            return start / (1.0 + schedule.decay_rate * passed)
+        return start * schedule.decay_rate**passed
     if schedule.type == "linear":
         return start * (1.0 - f) + end * f
     if schedule.type == "exponential":

@@ -18,6 +18,7 @@ from operant.spec.config import (
     default,
     effective,
     option,
+    optional,
     options,
     traced,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "from_json",
     "import_object",
     "option",
+    "optional",
     "options",
     "plain",
     "read_json",

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 from operant.errors import FIELD, SpecError, as_whole, suggest, value_error
 from operant.spec.schedule import Schedule
 from operant.spec.values import called, plain, settled
+from operant.spec.written_out import asked
 
 T = TypeVar("T")
 Search = Literal["log_uniform", "int", "categorical"]
@@ -182,6 +183,11 @@ def default(cls: type[Config], name: str) -> Any:
     return next(f.default for f in dataclasses.fields(cls) if f.name == name)
 
 
+def optional(cls: type[Config], name: str) -> bool:
+    """Return whether None is a value of an option."""
+    return type(None) in typing.get_args(_hints(cls)[name])
+
+
 def effective(needs: tuple[str, Any], values: Mapping[str, Any]) -> bool:
     """Return whether the values of options meet what one of them needs (`Option.needs`) to have an effect."""
     switch, wanted = needs
@@ -199,7 +205,8 @@ def canonical(cls: type[Config], arguments: Mapping[str, Any], label: str | None
     label = _label(cls) if label is None else label
     names = aliases(cls)
     result: dict[str, Any] = {}
-    for key, value in arguments.items():
+    place: Literal["config", "agent"] = "config" if label == "config" else "agent"
+    for key, value in asked(arguments, {*known, *names}, place).items():
         name = names.get(key, key)
         if name not in known:
             close = difflib.get_close_matches(key, [*known, *names], n=1)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from operant.errors import SpecError, suggest
 from operant.spec.sources import import_object, imported, read_json
+from operant.spec.values import understood
 
 T = TypeVar("T")
 
@@ -72,7 +73,8 @@ class Registry(Generic[T]):
             arguments[key] = value
         if isinstance(spec, str):
             if spec in self or ("." not in spec and ":" not in spec):
-                return self.get(spec), arguments, spec
+                target = self.get(spec)
+                return target, understood(target, arguments), spec
             return import_object(spec, self.what), arguments, spec
         if callable(spec):
             return spec, arguments, getattr(spec, "__name__", str(spec))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from operant.errors import SpecError, as_whole, suggest, value_error
-from operant.spec.values import called, finite, settled
+from operant.spec.values import called, finite, settled, understood
 
 SCHEDULE_FORMS = (
     "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
@@ -35,6 +35,7 @@ class Schedule:
         "piecewise",
         "random",
         "ornstein_uhlenbeck",
+        "inverse_time",
     ]
     start: float
     """Value at step 0, or after a warm-up; one bound of `random`, the mean of `ornstein_uhlenbeck`."""
@@ -59,6 +60,11 @@ class Schedule:
     """`ornstein_uhlenbeck`: whether to take the absolute value."""
     seed: int = 0
     """`random` and `ornstein_uhlenbeck`: each seed gives another sequence."""
+    decay_rate: float | None = None
+    """`exponential`, in place of `end`: what remains of the value after each `steps`, without end, at most 1.
+    `inverse_time`: how much the divisor of the value, 1 at first, grows in `steps`."""
+    staircase: bool = False
+    """Whether a schedule with a `decay_rate` changes at multiples of `steps` alone."""
 
     def __post_init__(self) -> None:
         _check_type(self.type)
@@ -71,15 +77,17 @@ class Schedule:
             object.__setattr__(self, name, as_whole(getattr(self, name)))
         if isinstance(self.boundaries, tuple):
             object.__setattr__(self, "boundaries", tuple(map(as_whole, self.boundaries)))
+        self._check_rate()
         for name in numbers:
             if not finite(getattr(self, name)):
                 raise value_error(name, "a finite number", getattr(self, name))
-        least = int(self.type in ("linear", "exponential", "polynomial", "cosine"))
+        least = int(self.type in ("linear", "exponential", "polynomial", "cosine", "inverse_time"))
         if type(self.steps) is not int or self.steps < least:
             must = f"a whole number of at least {least}"
             raise value_error("steps", must, self.steps, SCHEDULE_FORMS if self.steps == 0 else "")
         self._check_warmup()
-        if self.type == "exponential" and (self.start <= 0 or self.end <= 0):
+        endless = self.decay_rate is not None
+        if self.type == "exponential" and not endless and (self.start <= 0 or self.end <= 0):
             raise value_error("start and end", "above 0 in an exponential schedule", (self.start, self.end))
         if self.type == "polynomial" and self.power <= 0:
             raise value_error("power", "above 0", self.power)
@@ -92,6 +100,14 @@ class Schedule:
                 raise value_error("sigma", "at least 0", self.sigma)
         if self.type == "piecewise":
             self._check_pieces()
+
+    def _check_rate(self) -> None:
+        rate, high = self.decay_rate, {"exponential": 1.0, "inverse_time": math.inf}.get(self.type, 0.0)
+        if rate is None and self.type == "inverse_time":
+            raise value_error("decay_rate", "above 0", rate)
+        if rate is not None and not (finite(rate) and 0.0 < rate <= high):
+            ranges = {0.0: f"left out of a schedule of type {self.type!r}", 1.0: "above 0 and at most 1"}
+            raise value_error("decay_rate", ranges.get(high, "above 0"), rate)
 
     def _check_warmup(self) -> None:
         warmup = self.warmup
@@ -117,7 +133,7 @@ class Schedule:
         if isinstance(value, Schedule):
             return value
         if isinstance(value, Mapping):
-            return called(cls, cls._translated(value), "schedule")
+            return called(cls, understood(cls, cls._translated(value)), "schedule")
         if isinstance(value, str) and value.count(":") == 3:
             kind, *parts = value.split(":")
             try:
@@ -143,20 +159,27 @@ class Schedule:
             if name in fields:
                 raise SpecError(f"schedule got {name!r} twice, once as {key!r}. Give one of them.")
             fields[name] = value
+        if fields.get("type") == "decaying":
+            fields["type"] = fields.pop("decay", None)
         if fields.get("type") == "piecewise_constant":
             values = list(fields.get("values", ()))
             fields |= {"type": "piecewise", "start": values[0] if values else None, "values": values[1:]}
         if "type" in fields:
             _check_type(fields["type"])  # first, as the legal arguments depend on it
-        if "decay_rate" in fields:
-            raise SpecError(
-                "schedule takes no argument 'decay_rate': an exponential one goes from 'start' to 'end' "
-                "within 'steps'. Give end = start * decay_rate."
-            )
-        if fields.get("type") == "random" and fields.get("distribution", "uniform") == "uniform":
-            fields.pop("distribution", None)
+        if fields.get("type") == "random":
+            kind = fields.pop("distribution", "uniform")
+            if kind == "normal":  # what a process that forgets all of its past is
+                fields |= {"type": "ornstein_uhlenbeck", "theta": 1.0, "start": fields.pop("mean", 0.0)}
+                fields["sigma"] = fields.pop("stddev", 1.0)
+            elif kind == "uniform":
+                fields = {"start": 0.0, "end": 1.0, **fields}
+            else:
+                raise value_error("distribution", "'uniform' or 'normal'", kind)
         if fields.get("type") == "ornstein_uhlenbeck":
             fields.setdefault("start", 0.0)
+        if finite(fields.get("scale")) and fields.get("type") not in ("piecewise", "ornstein_uhlenbeck"):
+            scale = fields.pop("scale")
+            fields |= {name: scale * fields[name] for name in ("start", "end") if finite(fields.get(name))}
         return fields
 
     @property
@@ -173,6 +196,8 @@ class Schedule:
             return self.start, self.start
         values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
         values += (0.0,) if self.warmup else ()
+        if self.decay_rate is not None:
+            values = (self.start, 0.0)
         return min(values), max(values)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from operant.errors import SpecError, suggest
+from operant.spec.written_out import asked
 
 T = TypeVar("T")
 DEEPEST = 100
@@ -81,10 +82,20 @@ def plain(value: Any) -> Any:
     )
 
 
+def _parameters(cls: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], bool]:
+    parameters = inspect.signature(cls).parameters
+    return parameters, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def understood(cls: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments without those that `cls` does not take and that ask for nothing."""
+    parameters, free = _parameters(cls)
+    return dict(arguments) if free else asked(arguments, parameters)
+
+
 def called(cls: Callable[..., T], arguments: dict[str, Any], label: str) -> T:
     """Call `cls` with the arguments; unknown and missing ones are named, with the close match."""
-    parameters = inspect.signature(cls).parameters
-    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters, free = _parameters(cls)
     for key in arguments:
         if key not in parameters and not free:
             raise SpecError(f"{label} takes no argument {key!r}.{suggest(key, parameters)}")

@@ -23,7 +23,7 @@ from operant.agents.table import (
     represented,
     resolve,
 )
-from operant.errors import FIELD, CheckpointError, SpecError, value_error
+from operant.errors import FIELD, CheckpointError, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
 from operant.spec import Config, aliases, build, canonical, data_only, import_object, options, read_json
@@ -145,8 +145,8 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
     """Read the specification of an agent.
 
     Args:
-        agent: name, dict with `type` (or `agent`), path of a JSON file, algorithm class (its own or the one
-            with `fit`), import path of one, or a `AgentSpec`.
+        agent: name, dict with `type` or `agent` (without them the modular agent), path of a JSON file,
+            algorithm class (its own or the one with `fit`), import path of one, or a `AgentSpec`.
         options: hyperparameters besides those in the specification; they override the specification's.
 
     Raises:
@@ -158,11 +158,11 @@ def parse_agent(agent: Any, **options: Any) -> AgentSpec:
             return _defined(agent.name, agent.cls, [*layers, vars(agent.config)])
         elif isinstance(agent, Mapping):
             inner = dict(agent)
-            kind = inner.pop("agent", None) or inner.pop("type", None)
-            if kind is None:
-                raise SpecError("An agent given as a dict needs a 'type'. Known: " + ", ".join(AGENTS) + ".")
+            agent = inner.pop("agent", None) or inner.pop("type", None)
             layers.append(inner)
-            agent = kind
+            if agent is None:
+                label = f"{DEFAULT}, the agent of a dict without 'type',"
+                return _defined(DEFAULT, algorithm_class(DEFAULT), layers, label)
         elif isinstance(agent, Path) or (isinstance(agent, str) and agent.endswith(".json")):
             agent = read_json(agent, "agent")
         elif isinstance(agent, str) and (agent in AGENTS or agent in ALIASES):

@@ -93,7 +93,7 @@ class BatchPreparation:
 
     def batch(self, memory: Tree, key: Key) -> tuple[Rows, Bool[Array, " R"], Metrics]:
         """Return the rows to learn from, which of them count, and metrics."""
-        read = self._replayed if self.config.memory == "replay" else self._recent
+        read = self._replayed if isinstance(self.memory, Replay) else self._recent
         rows, counts = read(memory, key)
         weight = counts.astype(jnp.float32)
         advantage = rows.advantage
@@ -130,7 +130,10 @@ class BatchPreparation:
         assert isinstance(self.memory, Recent)
         block, age = self.memory.rollout(memory), self.memory.age(memory)
         if c.unit == "episodes":
-            return self._judged(block, newest_episodes(block, age, c.batch_size + self.late))
+            if c.memory == "recent":
+                return self._judged(block, newest_episodes(block, age, c.batch_size + self.late))
+            order = jax.random.permutation(key, age.size).astype(jnp.uint32).reshape(age.shape)
+            return self._judged(block, newest_episodes(block, order, c.batch_size))
         known_at = known(block, 1 if c.bootstraps else c.horizon)
         rows, counts = self._judged(block, newest(block, known_at, age, c.batch_size, self.late))
         if self.recurrent:

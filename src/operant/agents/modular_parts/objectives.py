@@ -114,8 +114,8 @@ class PolicyGradient(Networks):
     @property
     def policy(self) -> Policy:
         """The policy over the actions."""
-        c = self.config
-        return Policy(self.spaces.actions.components, std=c.std, bounded=c.distribution)
+        c, own = self.config, self.config.distributions or {}
+        return Policy(self.spaces.actions.components, std=c.std, bounded=c.distribution, own=own)
 
     @property
     def shared(self) -> bool:

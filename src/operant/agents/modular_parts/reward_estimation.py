@@ -96,7 +96,7 @@ def newest_episodes(
 ) -> Bool[Array, "L N"]:
     """Return the rows of the `count` episodes that ended last, or of all if there are fewer.
 
-    `age` as in `newest`.
+    `age` as in `newest`; in a random order instead, they are random episodes.
     """
     ended = _ended(block)
     since = jnp.where(ended, age, NEVER)

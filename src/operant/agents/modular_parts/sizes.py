@@ -78,6 +78,8 @@ def recent_rows(config: ModularConfig, actors: int, rows: int, warmup: int = 0) 
             )
         return held
     room = _room(config, most, warmup)
+    if config.memory == "replay":  # whole episodes
+        return max(room or 1, rows, math.ceil(REPLAY_CAPACITY / actors))
     if room is None:
         why = "unit='episodes'" if config.unit == "episodes" else "horizon=None without predicted values"
         raise SpecError(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from operant.agents.options import tensorforce_spec
 from operant.agents.options.shared_options import AgentConfig, ModelConfig, PolicyConfig, changed, number
 from operant.errors import SpecError
-from operant.spec import Config, Scalar, default, option
+from operant.spec import Config, Scalar, default, option, optional, options
 
 DETERMINISTIC = "deterministic_policy_gradient"
 
@@ -39,7 +39,8 @@ class UpdateConfig(Config):
     )
     memory: Literal["recent", "replay"] = option(
         "recent",
-        "Where batches come from: the newest rows (recent), or uniform draws from all rows held (replay)",
+        "Where batches come from: the newest timesteps or episodes (recent), or uniform draws from all that "
+        "are held (replay)",
         choices=("recent", "replay"),
     )
     capacity: int | None = option(
@@ -223,6 +224,12 @@ class ActingConfig(PolicyConfig):
         None,
         "Standard deviation of the noise added to the policy's parameters while it explores (default: none)",
     )
+    distributions: Any = option(
+        None,
+        "Other distributions of single actions, by name or type: {'speed': {'distribution': 'beta'}, 'turn': "
+        "{'std': 'predicted'}}; of choices {'int': {'linear': False}}, for a network whose output is the "
+        "logits (default: none)",
+    )
     temperature: Scalar = number(
         1.0, "policy_gradient: scale of the policy's randomness while it explores (0: none)"
     )
@@ -249,8 +256,10 @@ class ModularConfig(
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Read nested specifications of modules as well."""
-        return tensorforce_spec.options(given)
+        """Read nested specifications of modules as well; None, where it is no value, is the default."""
+        read = tensorforce_spec.options(given).items()
+        known = options(cls)
+        return {key: x for key, x in read if x is not None or key not in known or optional(cls, key)}
 
     def batch(self, actors: int) -> int:
         """Return roughly how many rows a gradient step has."""
@@ -318,12 +327,6 @@ class ModularConfig(
                 optimise.Recipe.read(self.baseline_optimizer)
             except SpecError as fault:
                 yield f"baseline_optimizer: {fault}"
-        if self.baseline_model == "shared" and self.baseline_optimizer is not None:
-            yield (
-                "A baseline on the policy's own network is trained by its optimizer. "
-                f"Received: baseline_model='shared', baseline_optimizer={self.baseline_optimizer!r}. Leave "
-                "baseline_optimizer out."
-            )
         yield from self._memory_faults()
         yield from self._objective_faults()
         yield from self._step_faults()
@@ -336,22 +339,17 @@ class ModularConfig(
                 "gradient='natural' is that of a policy. "
                 f"Received: objective={self.objective!r}. Use objective='policy_gradient'."
             )
-        if self.baseline_model == "shared" or (self.baseline_model and self.baseline_optimizer is None):
+        if self.baseline_model and self.baseline_optimizer is None:
             yield (
-                "gradient='natural' steps the policy alone: a baseline needs a network and an optimizer of "
+                "gradient='natural' steps the policy alone: a baseline needs an optimizer of "
                 f"its own. Received: baseline_model={self.baseline_model!r}, "
-                f"baseline_optimizer={self.baseline_optimizer!r}. Give baseline_model='auto', "
+                f"baseline_optimizer={self.baseline_optimizer!r}. Give "
                 "baseline_optimizer='adam', baseline_lr=0.001."
             )
 
     def _memory_faults(self) -> Iterator[str]:
-        if self.memory != "replay":
+        if self.memory != "replay" or self.unit == "episodes":
             return
-        if self.unit == "episodes":
-            yield (
-                "memory='replay' draws timesteps. Received: unit='episodes'. Use unit='timesteps', or "
-                "memory='recent'."
-            )
         if not isinstance(self.horizon, int | float) or self.horizon != int(self.horizon):
             yield (
                 "memory='replay' needs a horizon that is a whole number. Received: "
@@ -376,9 +374,10 @@ class ModularConfig(
         for decides, works, to, names in self._effects():
             for name in () if works else names:
                 value = getattr(self, name)
-                if value != default(type(self), name):
+                if value not in (default(type(self), name), None, False):  # 0 asks for nothing, either
+                    also = "".join(f" ({alias})" for alias in (options(type(self))[name].aliases or ())[:1])
                     yield (
-                        f"{name} belongs to {to}. Received: {name}={value!r}, "
+                        f"{name}{also} belongs to {to}. Received: {name}={value!r}, "
                         f"{decides}={getattr(self, decides)!r}. Leave it out."
                     )
 
@@ -393,6 +392,7 @@ class ModularConfig(
             "entropy_regularization",
             "normalize_advantage",
             "std",
+            "distributions",
             "temperature",
         )
         yield "objective", policy, "objective='policy_gradient'", to_policy

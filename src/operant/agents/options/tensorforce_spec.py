@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from operant.errors import SpecError, expect_like, suggest, value_error
+from operant.spec import read_json
+from operant.spec.written_out import asked
 
 Given = Mapping[str, Any]
 
 POLICIES = ("default", "parametrized_distributions", "parametrized_value_policy", "parametrized_policy")
 BASELINES = ("default", "parametrized_state_value", "parametrized_action_value", "parametrized_value_policy")
+NETWORKS = ("policy", "baseline", "critic")
+"""Arguments whose files hold a network."""
+DISTRIBUTIONS = {"gaussian": "float", "beta": "float", "categorical": "int", "bernoulli": "bool"}
+"""Distributions, and the type of actions that each serves."""
 WRAPPERS: dict[str, dict[str, str]] = {
     "optimizer_wrapper": {},
     "default": {},
@@ -58,6 +64,8 @@ def options(given: Given) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for key, value in given.items():
+        if key in READERS and key not in NETWORKS and isinstance(value, str) and value.endswith(".json"):
+            value = read_json(value, key)
         new = READERS[key](value) if key in READERS else {key: value}
         for name, option_value in new.items():
             if name in merged and merged[name] != option_value:
@@ -69,15 +77,30 @@ def options(given: Given) -> dict[str, Any]:
     if merged.get("objective", "action_value") != "action_value":
         for name in {"double", "dueling"} - given.keys():
             merged.pop(name, None)  # said by modules, about what is the baseline here
-    shares = given.get("baseline_objective") is not None
-    if shares and not {"baseline", "baseline_model", "critic"} & given.keys():
+    elif "objective" in merged and given.get("baseline") is not None:
+        _check_target(merged.pop("baseline_model"), merged.get("model", "auto"), merged)
+    shares = merged.get("objective", "policy_gradient") == "policy_gradient"
+    shares &= given.get("baseline_objective") is not None
+    if shares and all(given.get(name) is None for name in ("baseline", "baseline_model", "critic")):
         merged["baseline_model"] = "shared"
     return merged
 
 
+def _check_target(baseline: Any, network: Any, merged: Given) -> None:
+    """Refuse a baseline beside action values that is no target network: one of the same form that follows."""
+    own = [name for name in ("baseline_optimizer", "baseline_lr", "baseline_weight") if name in merged]
+    if own or baseline not in ("auto", network):
+        given = f"{own[0]}={merged[own[0]]!r}" if own else f"baseline={baseline!r}, policy={network!r}"
+        raise SpecError(
+            "A baseline beside objective='action_value' is the target network: it has the form of the policy's, "
+            f"and follows it. Received: {given}. Give the same network, and as baseline_optimizer "
+            "dict(type='synchronization', update_weight=1.0, sync_frequency=10), or leave these out."
+        )
+
+
 def _arguments(what: str, spec: Given, known: Iterable[str]) -> dict[str, Any]:
-    arguments = {str(key): value for key, value in spec.items() if key != "type"}
     known = tuple(known)
+    arguments = asked({str(key): value for key, value in spec.items() if key != "type"}, known)
     for key in arguments:
         if key not in known:
             raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, known)}")
@@ -131,15 +154,21 @@ def memory(spec: Any) -> dict[str, Any]:
         return {"memory": "replay", "capacity": spec}
     if not isinstance(spec, Mapping):
         return {"memory": spec}
-    arguments = _arguments("memory", spec, ("capacity", "device"))
-    arguments.pop("device", None)
+    arguments = _arguments("memory", spec, ("capacity",))
     return {"memory": _type("memory", {"type": "replay", **spec}, ("recent", "replay")), **arguments}
 
 
 def objective(spec: Any) -> dict[str, Any]:
     """Read `objective`: a type or a dict."""
     deterministic = ("deterministic_policy_gradient", "det_policy_gradient")
-    kind = _type("objective", spec, ("policy_gradient", "action_value", "value", *deterministic))
+    if (spec.get("type") if isinstance(spec, Mapping) else spec) == "plus":
+        raise SpecError(
+            "There is no objective 'plus' here. The value's is that of the baseline: give baseline='auto', "
+            "and baseline_optimizer=0.5 for its weight."
+        )
+    kind = _type(
+        "objective", spec, ("policy_gradient", "action_value", "state_value", "value", *deterministic)
+    )
     spec = spec if isinstance(spec, Mapping) else {}
     if kind in deterministic:
         _arguments(kind, spec, ())
@@ -150,9 +179,9 @@ def objective(spec: Any) -> dict[str, Any]:
         return {"objective": kind, **arguments}
     arguments = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
     arguments.pop("early_reduce", None)
-    if kind == "value" and arguments.get("value", "state") != "action":
+    if kind == "state_value" or (kind == "value" and arguments.get("value", "state") != "action"):
         raise SpecError(
-            "The value of states alone makes no actions. Received: objective with value='state'. "
+            f"The value of states alone makes no actions. Received: objective={kind!r} with value='state'. "
             "Use objective='action_value', or give the state's value as baseline."
         )
     arguments.pop("value", None)
@@ -186,23 +215,37 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
 
 
 def policy(spec: Any) -> dict[str, Any]:
-    """Read `policy`: a network, or a dict of one as `network` and of how actions are drawn."""
-    nested = isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in POLICIES)
-    if not nested:
+    """Read `policy`: a network, or a dict of one as `network` (default 'auto') and of how actions are
+    drawn.
+    """
+    if isinstance(spec, Mapping) and spec.get("type") in {*BASELINES} - {*POLICIES}:
+        must = "parametrized_value_policy for int and bool actions; floats need objective="
+        raise value_error("policy's type", f"{must}'deterministic_policy_gradient'", spec["type"])
+    if not _has_network(spec, POLICIES):
         return {"model": spec}
     kind = _type("policy", spec, POLICIES)
-    known = ("network", "single_output", "distributions", "temperature", "use_beta_distribution")
-    arguments = _arguments("policy", spec, (*known, "state_value_mode"))
-    arguments.pop("single_output", None)
-    new: dict[str, Any] = {"model": arguments.pop("network", "auto")}
-    if kind == "parametrized_value_policy" or "state_value_mode" in arguments:
-        new["dueling"] = arguments.pop("state_value_mode", "separate") == "separate"
-    if arguments.pop("use_beta_distribution", False):
+    known = ("network", "distributions", "temperature", "use_beta_distribution", "state_value_mode")
+    arguments = _arguments("policy", spec, known)
+    new: dict[str, Any] = {"model": _network(arguments.pop("network", None))}
+    mode = arguments.pop("state_value_mode", None)
+    if kind == "parametrized_value_policy" or mode is not None:
+        new["dueling"] = mode in ("separate", None)
+    if arguments.pop("use_beta_distribution", None):
         new["distribution"] = "beta"
-    if arguments.get("distributions") is not None:
-        new |= distributions(arguments["distributions"])
-    arguments.pop("distributions", None)
+    new |= distributions(arguments.pop("distributions", None) or {})
+    temperature = arguments.get("temperature")
+    if isinstance(temperature, Mapping) and "type" not in temperature:
+        raise value_error("temperature", "one number or schedule for all actions", temperature)
     return {**new, **arguments}
+
+
+def _has_network(spec: Any, modules: tuple[str, ...]) -> bool:
+    """Return whether a specification is that of a module with a network, and not of a network itself."""
+    return isinstance(spec, Mapping) and ("network" in spec or spec.get("type", modules[0]) in modules)
+
+
+def _network(spec: Any) -> Any:
+    return "auto" if spec is None else spec
 
 
 def network_of_policy(given: Given, option: str) -> dict[str, Any]:
@@ -217,19 +260,29 @@ def network_of_policy(given: Given, option: str) -> dict[str, Any]:
 
 
 def distributions(spec: Any) -> dict[str, Any]:
-    """Read `distributions`: that of floats, under the type or by itself; others can only be named."""
-    if isinstance(spec, Mapping) and "type" not in spec:
-        for key in spec.keys() - {"float", "int", "bool"}:
-            raise SpecError(
-                f"distributions are those of all actions of a type, float, int or bool. Received: {key!r}. "
-                "Give the type."
-            )
-        arguments: dict[str, Any] = {}
-        for inner in spec.values():
-            arguments |= distributions(inner)
-        return arguments
-    kind = _type("distribution", spec, ("gaussian", "beta", "categorical", "bernoulli"))
+    """Read `distributions`: one, or a dict of them by type or by name of the actions."""
+    if not isinstance(spec, Mapping) or "type" in spec:
+        spec = {DISTRIBUTIONS[_type("distribution", spec, DISTRIBUTIONS)]: spec}
+    new: dict[str, Any] = {}
+    for name, inner in spec.items():
+        if (read := _distribution(inner)) and name != "float":
+            new.setdefault("distributions", {})[name] = read
+        else:
+            new |= read
+    return new
+
+
+def _distribution(spec: Any) -> dict[str, Any]:
+    kind = _type("distribution", spec, DISTRIBUTIONS)
     inner = spec if isinstance(spec, Mapping) else {}
+    if inner.get("temperature_mode") is not None:
+        raise value_error(
+            "temperature_mode", "None: logits are learned as they are", inner["temperature_mode"],
+            "For more or less randomness while acting give temperature of the policy.",
+        )  # fmt: skip
+    if kind == "categorical":
+        linear = not _arguments(kind, inner, ("skip_linear",)).get("skip_linear", False)
+        return {} if linear else {"linear": False}
     if kind != "gaussian":
         _arguments(kind, inner, ())
         return {"distribution": "beta"} if kind == "beta" else {}
@@ -257,7 +310,8 @@ def optimizer(spec: Any) -> dict[str, Any]:
     if inner is not None and kind is not None and kind not in WRAPPERS:
         raise SpecError(f"{kind!r} is not an optimizer that wraps another.{suggest(str(kind), WRAPPERS)}")
     names = {**WRAPPED, **WRAPPERS.get(kind or "default", {}), **GRADIENTS.get(kind or "default", {})}
-    new = {names[key]: rest.pop(key) for key in tuple(rest) if key in names}
+    new = {names[key]: value for key in tuple(rest) if key in names and (value := rest.pop(key)) is not None}
+    rest = asked(rest, ("doublecheck_update", "mode"))
     checked = rest.pop("doublecheck_update", False)
     expect_like("doublecheck_update", checked, False)
     if (checked or kind == "doublecheck_step") and not new.get("linesearch_iterations"):
@@ -273,8 +327,6 @@ def optimizer(spec: Any) -> dict[str, Any]:
             )
         inside = optimizer(inner)
     elif kind in GRADIENTS:
-        if rest.pop("only_positive_updates", True) is not True:
-            raise value_error("only_positive_updates", "True: others are never made", False)
         if rest:
             raise SpecError(
                 f"{kind} takes no argument {next(iter(rest))!r}.{suggest(next(iter(rest)), names)}"
@@ -290,10 +342,11 @@ def optimizer(spec: Any) -> dict[str, Any]:
 
 def baseline(spec: Any) -> dict[str, Any]:
     """Read `baseline`: a network, or a dict with one as `network`."""
-    if isinstance(spec, Mapping) and ("network" in spec or spec.get("type") in BASELINES):
-        _type("baseline", spec, BASELINES)
-        return {"baseline_model": _arguments("baseline", spec, ("network",)).get("network", "auto")}
-    return {"baseline_model": spec}
+    if not _has_network(spec, BASELINES):
+        return {"baseline_model": spec}
+    _type("baseline", spec, BASELINES)
+    arguments = _arguments("baseline", spec, ("network", "state_value_mode"))
+    return {"baseline_model": _network(arguments.get("network"))}
 
 
 def baseline_optimizer(spec: Any) -> dict[str, Any]:
@@ -307,7 +360,7 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
         names = {"update_weight": "target_update_weight", "sync_frequency": "target_sync_frequency"}
         return {names[key]: value for key, value in arguments.items()}
     names = {"optimizer": "baseline_optimizer", "lr": "baseline_lr", "multi_step": "baseline_multi_step"}
-    arguments = optimizer(spec)
+    arguments = asked(optimizer(spec), names)
     for key in arguments:
         if key not in names:
             raise SpecError(
@@ -337,17 +390,6 @@ def advantage_processing(spec: Any) -> dict[str, Any]:
     return {"normalize_advantage": True}
 
 
-def state_preprocessing(spec: Any) -> dict[str, Any]:
-    """Read `state_preprocessing`: layers; some are separate options here, or belong to the environment."""
-    by_state = spec.values() if isinstance(spec, Mapping) and "type" not in spec else [spec]
-    for layers in by_state:
-        for layer in layers if isinstance(layers, list | tuple) else [layers]:
-            kind = layer.get("type") if isinstance(layer, Mapping) else layer
-            if isinstance(kind, str) and kind in PREPROCESSORS:
-                raise SpecError(f"There is no preprocessing layer {kind!r} here. {PREPROCESSORS[kind]}")
-    return {} if spec is None else {"state_preprocessing": spec}
-
-
 def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
     def read(spec: Any) -> dict[str, Any]:
         if spec is None:
@@ -357,18 +399,9 @@ def _nothing(name: str, remedy: str) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
-PREPROCESSORS = {
-    "exponential_normalization": "Give normalize_observations=True, which keeps running moments with the "
-    "agent.",
-    "image": "Use gymnasium.wrappers.ResizeObservation and GrayscaleObservation, or --preprocess.",
-    "sequence": "Use gymnasium.wrappers.FrameStackObservation, or a recurrent network.",
-    "deltafier": "Use a wrapper of Gymnasium, or a recurrent network.",
-}
-"""Preprocessing that is not a layer here, and what to use instead."""
-
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "update": update,
-    "state_preprocessing": state_preprocessing,
+    "state_preprocessing": lambda spec: {} if spec is None else {"state_preprocessing": spec},
     "memory": memory,
     "objective": objective,
     "reward_estimation": reward_estimation,
@@ -390,7 +423,6 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "use_beta_distribution": lambda spec: {"distribution": "beta"} if spec else {},
     "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
     "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
-    "tracking": _nothing("tracking", "summarizer=dict(directory=...) writes the same numbers."),
     "update_frequency": update_frequency,
     "start_updating": start_updating,
 }

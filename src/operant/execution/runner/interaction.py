@@ -111,7 +111,6 @@ class Interaction:
             self._begun += count
         index = self.slots.index(slot)
         for actor in range(slot.first, slot.first + slot.size):
-            self.statistics.episode_return[actor], self.statistics.episode_timestep[actor] = 0.0, 0
             # Before the reset, whose time is the environment's, too.
             self._starts[actor] = time.perf_counter(), self._agent_seconds
         slot.reset(count, self._seeds[index])
@@ -194,6 +193,8 @@ class Interaction:
             wanted, self._begun = False, self._begun - slot.counts
         if result.terminal and wanted:
             goes_on = self._end_episode(slot, actor) and goes_on
+        if result.terminal:  # callbacks have read them
+            statistics.episode_return[actor], statistics.episode_timestep[actor] = 0.0, 0
         if not goes_on:
             self.stopping = self._called_off = True
         if statistics.episodes == options.num_episodes or statistics.timesteps == options.num_timesteps:
