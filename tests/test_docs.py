@@ -71,6 +71,38 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+LINKED = [
+    ROOT / page for page in sorted(set(re.findall(r"\]\(([\w/-]+\.md)", (ROOT / "README.md").read_text())))
+]
+
+
+def test_the_readme_links_every_page_and_titles_tell_them_apart():
+    assert {*ROOT.glob("docs/**/*.md")} <= {*LINKED}
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
+    assert all(title.startswith("# ") for title in titles)
+    assert len({*titles}) == len(titles), sorted(titles)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "custom Gymnasium environment", "early stopping", "fine-tuning", "transfer learning", "frame stacking",
+        "vectorized environments", "deploy", "multi-agent", "self-play", "reward shaping", "troubleshooting",
+        "feature extractors", "which algorithm", "normalization", "TensorBoard", "callbacks", "resuming", "GPU",
+        "hyperparameter tuning", "remote environments", "distributed training", "action masks", "reproducibility",
+        "compilation cache", "schedules", "several seeds", "evaluate", "Atari", "recurrent networks",
+    ],
+)  # fmt: skip
+def test_a_heading_one_click_from_the_readme_has_the_word_of_the_field(word):
+    headings = "\n".join(
+        line
+        for page in LINKED
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    )
+    assert word.lower() in headings.lower()
+
+
 def gone(text, folder=ROOT):
     """Yield the modules (`operant.x.y`) and source files (`x/y.py`) that a page names and that do not exist.
 
