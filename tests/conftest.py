@@ -19,6 +19,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # GPUs round otherwise, and not a
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="operant-compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# Nothing goes to the user's folder, not even from processes that lose the variable above.
+os.environ["OPERANT_COMPILATION_CACHE"] = "0"
 # XLA's own caches are for GPUs; their folder's name would be part of what a program is known by.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -137,7 +139,8 @@ def pytest_collection_modifyitems(items):
             continue
         about = {value for value in given.params.values() if isinstance(value, str)} & set(AGENTS)
         if about and not about & set(EVERYDAY):
-            item.add_marker(pytest.mark.slow if about & set(SLOW) else pytest.mark.exhaustive)
+            slow = about & set(SLOW) and item.path.name not in LONG
+            item.add_marker(pytest.mark.slow if slow else pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module")

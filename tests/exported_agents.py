@@ -91,7 +91,38 @@ assert [i.shape[0] for i in session.get_inputs()] == ['batch'] * len(session.get
 np.savez(sys.argv[3], **dict(zip(names, session.run(names, dict(np.load(sys.argv[2]))))))
 assert 'operant' not in sys.modules and 'jax' not in sys.modules
 """
-OUTSIDE = {"stablehlo": STABLEHLO, "onnx": ONNX}
+SAVED_MODEL = """
+import sys
+import numpy as np
+import tensorflow as tf
+policy, inputs = tf.saved_model.load(sys.argv[1]), dict(np.load(sys.argv[2]))
+parts = {'internals': {}, 'auxiliaries': {}}
+for name, x in inputs.items():
+    *path, last = name.split('/')
+    branch = parts
+    for key in path:
+        branch = branch.setdefault(key, {})
+    branch[last] = x
+outputs = policy.act(**{name: x for name, x in parts.items() if name == 'states' or x}, deterministic=True)
+def flat(tree, prefix):
+    if isinstance(tree, dict):
+        return {k: v for name, x in tree.items() for k, v in flat(x, f'{prefix}/{name}').items()}
+    return {prefix: tree.numpy()}
+start = flat(policy.initial_internals(), 'internals')
+assert {k: x.shape for k, x in start.items() if k != 'internals'} == {
+    k: x.shape[1:] for k, x in inputs.items() if k.startswith('internals/')
+}
+if start:
+    outputs = {**flat(outputs[0], 'actions'), **flat(outputs[1], 'next_internals')}
+else:
+    outputs = flat(outputs, 'actions')
+np.savez(sys.argv[3], **outputs)
+given = {k.replace('/', '_'): tf.constant(x) for k, x in inputs.items()}
+served = policy.signatures['serving_default'](**given)
+assert served.keys() == outputs.keys() and all((served[k].numpy() == x).all() for k, x in outputs.items())
+assert 'operant' not in sys.modules  # TensorFlow looks for JAX by itself
+"""
+OUTSIDE = {"stablehlo": STABLEHLO, "onnx": ONNX, "saved-model": SAVED_MODEL}
 
 
 def create(case, seed=1):

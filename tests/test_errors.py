@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import numpy as np
 import pytest
 
 from operant import PPO, Agent, Environment, Runner
-from operant.errors import SpecError, UsageError, naming_misspelt, whole
+from operant.errors import SpecError, UsageError, naming_misspelt, told, whole
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), 3.0, np.float32(3)])
@@ -23,6 +24,36 @@ def test_whole_numbers_become_ints(value):
 def test_what_is_no_whole_number_is_refused(value):
     with pytest.raises(SpecError, match=r"^count must be a whole number of at least 1\. Received: count="):
         whole("count", value)
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_what_somebodys_code_raised_is_told_with_its_place(monkeypatch):
+    def fails(error):
+        raise error
+
+    def asserts():  # pytest would give an assertion of its own a text
+        raise AssertionError
+
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    text = told(raised(lambda: fails(ValueError("no."))), "in step")
+    assert (
+        text
+        == f"raised ValueError in step: no ({__file__}, line {fails.__code__.co_firstlineno + 1}: raise error)"
+    )
+    place = r"raised AssertionError \(.*test_errors.py, line \d+: raise AssertionError\)$"
+    assert re.match(place, told(raised(asserts)))
+    dark = raised(lambda: fails(RuntimeError("Cannot connect to display")))
+    assert told(dark).endswith("PYGLET_HEADLESS=1; pygame: SDL_VIDEODRIVER=dummy)")
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert "xvfb" not in told(dark)
 
 
 def test_none_and_remedies():

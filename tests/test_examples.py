@@ -34,6 +34,13 @@ def test_small_examples(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_saved_model_plays_in_tensorflow_alone(tmp_path):
+    pytest.importorskip("tensorflow", reason="SavedModels need TensorFlow: the extra `tensorflow`")
+    line = run("saved_model.py", tmp_path, TF_CPP_MIN_LOG_LEVEL="3").splitlines()[-1]
+    assert float(line.split()[-1]) > 150, line  # untrained: about 22
+
+
+@pytest.mark.slow
 def test_several_inputs(tmp_path):
     assert run("multi_input_network.py", tmp_path).splitlines()[-1] == "2 updates"
 

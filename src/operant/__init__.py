@@ -34,11 +34,13 @@ _PUBLIC = {
     "OperantError": "operant.errors",
     "Runner": "operant.execution.runner.runner",
     "create_envs": "operant.execution.trainers.inputs",
+    "get_logger": "operant.execution.trainers.import_paths",
     "load_policy": "operant.execution.export.exported_policy",
 }
 _MODULES = {
     "agents": "operant.agents",  # operant.agents['ppo'] describes an agent
     "datasets": "operant.execution.datasets",
+    "keras": "operant.keras",  # Keras on JAX
 }
 
 

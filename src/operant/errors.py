@@ -11,7 +11,10 @@ import difflib
 import functools
 import inspect
 import numbers
+import os
+import re
 import shlex
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -124,8 +127,14 @@ NETWORK_LIBRARIES = {
 """Packages whose networks look like functions, and cannot be used."""
 NETWORK_KEYS = {"pi", "vf", "qf"}
 """Keys under which the widths of policy and value networks come in one dict."""
-SAVED_MODEL = ("saved-model", "saved_model")
-"""Names of the format that only TensorFlow writes."""
+MOST_TEXT = 2000
+"""Characters of somebody's exception that are shown."""
+NO_DISPLAY = (
+    ". There is no display here: put `xvfb-run -a` before the command, or let the library draw without one "
+    "(MuJoCo, dm_control: MUJOCO_GL=egl; pyglet: PYGLET_HEADLESS=1; pygame: SDL_VIDEODRIVER=dummy)"
+)
+"""The remedy where something looks for a display in vain."""
+_SHOWING = re.compile("display|gladload|glfw|glew|opengl|x server", re.IGNORECASE)
 
 
 def minibatch_hint(name: str, value: Any, n_steps: Any, n_envs: int | None) -> str:
@@ -177,6 +186,46 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
 def instead(name: str, methods: Mapping[str, str]) -> str:
     """Return what to use here in place of an attribute of another library, if that is known."""
     return f" Use {methods[name]}." if name in methods else ""
+
+
+def told(error: BaseException, how: str = "") -> str:
+    """Say what somebody's code raised, and where: ``raised TYPE how: text (FILE, line N: SOURCE)``.
+
+    The place is the innermost one outside operant and installed packages, if there is one; else the innermost
+    one outside operant. What misses a display is told how to do without one.
+    """
+    kind, text = type(error).__name__, text_of(error).strip().rstrip(".")
+    said = f"raised {kind}{f' {how}' if how else ''}{f': {text}' if text else ''}{raised_at(error)}"
+    dark = not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return said + NO_DISPLAY if dark and _SHOWING.search(f"{kind} {text}") else said
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of somebody's exception, which may be huge, or itself raise."""
+    try:
+        return shortened(str(error))
+    except Exception as fault:
+        return f"(its text raises {type(fault).__name__})"
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning and how long it is."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text)} characters)"
+
+
+def raised_at(error: BaseException) -> str:
+    """Return where somebody's exception was raised, as in `told`: `` (FILE, line N: SOURCE)``, or nothing."""
+    import sysconfig  # seldom needed, and slow to load
+
+    standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    package = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+    found = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in found if not frame.filename.startswith((package, "<frozen"))]
+    own = [f for f in frames if not (f.filename.startswith(standard) or "-packages" in f.filename)]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
 
 
 def naming_misspelt(function: _Function) -> _Function:

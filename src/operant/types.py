@@ -22,10 +22,6 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jaxtyping import Bool, Float, Int
 
-from operant.spec import runtime
-
-runtime.prepare()
-
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
 """A typed key of `jax.random.key`."""

@@ -232,7 +232,7 @@ GREY = {"type": "float", "shape": (36, 36), "dtype": "uint8", "min_value": 0, "m
 IMAGE = {"type": "float", "shape": (5, 5, 2)}
 
 
-@pytest.mark.parametrize("agent", ["a2c", "ppo"])
+@pytest.mark.parametrize("agent", ["a2c", pytest.param("ppo", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("states", "separate", "shares"),
     [

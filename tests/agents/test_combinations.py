@@ -561,7 +561,7 @@ def every_way() -> list[Any]:
     return [*found, pytest.param("modular", {"memory": "replay", "horizon": 2}, id="modular-replay")]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "options"), every_way())
 def test_units_of_rewards_and_observations_make_no_difference_where_both_are_normalised(name, options):
     """To whatever an agent learns from, fresh or replayed. A factor of 64 rounds nothing."""

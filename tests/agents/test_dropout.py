@@ -89,6 +89,7 @@ QUIET = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("network", QUIET.values(), ids=QUIET)
 def test_other_networks_learn_as_they_are_used(network):
     # the same object: programs, and so golden values of all algorithms, are what they are without dropout

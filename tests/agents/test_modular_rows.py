@@ -72,17 +72,17 @@ def drawn(low, high):
     [
         (drawn(10, 60), 1, {}),
         pytest.param(drawn(10, 60), 8, {}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 1, {"batch_size": 10}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 8, {"batch_size": 10}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 4, {"batch_size": 64, "horizon": 50}, marks=pytest.mark.slow),
-        pytest.param(drawn(10, 60), 1, {"horizon": None}, marks=pytest.mark.slow),
+        pytest.param(drawn(10, 60), 1, {"batch_size": 10}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 8, {"batch_size": 10}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 4, {"batch_size": 64, "horizon": 50}, marks=pytest.mark.exhaustive),
+        pytest.param(drawn(10, 60), 1, {"horizon": None}, marks=pytest.mark.exhaustive),
         pytest.param(drawn(10, 60), 3, {"horizon": None, "batch_size": 30}, marks=pytest.mark.slow),
-        (drawn(3, 8), 1, {**SHARED, "capacity": 1000}),
+        pytest.param(drawn(3, 8), 1, {**SHARED, "capacity": 1000}, marks=pytest.mark.slow),
         pytest.param(drawn(3, 8), 1, {**SHARED, "model": GRU}, marks=pytest.mark.slow),
         pytest.param(
-            lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.slow
+            lambda i: (2, 50)[i], 2, {**SHARED, "batch_size": 8, "horizon": 1}, marks=pytest.mark.exhaustive
         ),
-        pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.slow),
+        pytest.param(lambda i: (5, 50)[i], 2, SHARED, marks=pytest.mark.exhaustive),
         pytest.param(
             lambda i: (2, 20)[i],
             2,
@@ -90,7 +90,10 @@ def drawn(low, high):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            lambda _: 5, 8, {"unit": "episodes", "batch_size": 10, "horizon": None}, marks=pytest.mark.slow
+            lambda _: 5,
+            8,
+            {"unit": "episodes", "batch_size": 10, "horizon": None},
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
@@ -124,6 +127,7 @@ def test_updates_twice_as_often_learn_from_every_row_twice(learned):
     assert {times[row] for row in range(20, 300)} == {2}
 
 
+@pytest.mark.slow
 def test_updates_half_as_often_leave_the_older_half_out(learned):
     play(lambda _: 60, 300, 1, **SHARED, batch_size=10, frequency=20)
     assert [len(batch) for batch in learned[:6]] == [10] * 6

@@ -16,9 +16,19 @@ _shtab_operant 2> /dev/null
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 FLAGS = {
-    "train ppo": (completing.RunConfig, completing.Extra, completing.config_class("ppo")),
-    "train td3": (completing.RunConfig, completing.Extra, completing.config_class("td3")),
-    "play": (completing.PlayConfig,),
+    "train ppo": (
+        completing.RunConfig,
+        completing.Extra,
+        completing.ProcessConfig,
+        completing.config_class("ppo"),
+    ),
+    "train td3": (
+        completing.RunConfig,
+        completing.Extra,
+        completing.ProcessConfig,
+        completing.config_class("td3"),
+    ),
+    "play": (completing.PlayConfig, completing.ProcessConfig),
     "serve": (completing.ServeConfig,),
 }
 

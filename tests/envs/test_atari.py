@@ -3,6 +3,7 @@ told and what reports count."""
 
 from __future__ import annotations
 
+import json
 import types
 from pathlib import Path
 
@@ -15,18 +16,21 @@ from operant.envs import check_env
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.atari import preprocessed
 from operant.envs.gymnasium.games import Games, whole_games
-from operant.envs.gymnasium.preprocessing import PreprocessingOptions, PreprocessingWrapper
+from operant.envs.gymnasium.preprocessing import PreprocessingOptions, PreprocessingWrapper, read
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv, VectorStep
-from operant.errors import SpecError
+from operant.envs.vector.batched import SingleEnv
+from operant.errors import SpecError, UsageError
 from operant.execution.play import PlayConfig
-from operant.execution.trainers.inputs import play_env
+from operant.execution.play import environment as play_environment
+from operant.execution.trainers.inputs import create_envs, play_env
 from operant.spec.run import RunConfig
-from operant.spec.spaces import Spaces
-from operant.training.environments import host_vector, make_environments
+from operant.spec.run import images as images_of
+from operant.spec.spaces import Spaces, from_gymnasium
+from operant.training.environments import Environments, host_vector, make_environments
 from operant.training.episodes import EpisodeStatistics
 from operant.training.evaluate import run_episodes
-from operant.training.train import train
+from operant.training.train import ExperimentConfig, resumed, train
 
 needs_ale = pytest.mark.skipif(
     adapter.find_package("ale_py") is None, reason="ALE is not installed (extra 'atari')"
@@ -60,17 +64,18 @@ def flat_images(levels):
 def slow_resize(image, size):
     """Average over areas, pixel by pixel and stretch by stretch."""
     height, width = image.shape
-    out = np.zeros((size, size))
-    for i in range(size):
-        for j in range(size):
-            top, bottom = i * height / size, (i + 1) * height / size
-            left, right = j * width / size, (j + 1) * width / size
+    rows, columns = size
+    out = np.zeros(size)
+    for i in range(rows):
+        for j in range(columns):
+            top, bottom = i * height / rows, (i + 1) * height / rows
+            left, right = j * width / columns, (j + 1) * width / columns
             for y in range(height):
                 for x in range(width):
                     h = max(0.0, min(bottom, y + 1) - max(top, y))
                     w = max(0.0, min(right, x + 1) - max(left, x))
                     out[i, j] += image[y, x] * h * w
-    return out * size * size / (height * width)
+    return out * rows * columns / (height * width)
 
 
 # One environment
@@ -79,16 +84,16 @@ def slow_resize(image, size):
 def test_grey_levels_and_areas_against_a_slow_reference():
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (6, 4, 3), np.uint8)
-    env = PreprocessingWrapper(Film([image]), PreprocessingOptions(size=3))
+    env = PreprocessingWrapper(Film([image]), PreprocessingOptions(resize=3))
     seen = env.reset()[0][..., -1]
     grey = np.rint(0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2])
-    np.testing.assert_allclose(seen, slow_resize(grey, 3), atol=0.51)
+    np.testing.assert_allclose(seen, slow_resize(grey, (3, 3)), atol=0.51)
     swapped = np.rint(0.114 * image[..., 0] + 0.587 * image[..., 1] + 0.299 * image[..., 2])
-    assert np.abs(seen - slow_resize(swapped, 3)).max() > 5  # the order of colours matters
+    assert np.abs(seen - slow_resize(swapped, (3, 3))).max() > 5  # the order of colours matters
 
 
 def test_frames_of_a_stack():
-    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(size=2, frame_skip=3))
+    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(resize=2, frame_skip=3))
     assert env.reset()[0][0, 0].tolist() == [0, 0, 0, 0]
     observation, reward, *_ = env.step(0)
     assert observation[0, 0].tolist() == [0, 0, 0, 3]  # black, black, the first frame, the third one after it
@@ -101,20 +106,20 @@ def test_frames_of_a_stack():
 
 def test_maximum_of_the_last_two_frames():
     images = flat_images([0, 0, 9, 50, 20])  # frames 3 and 4 hold 50 and 20
-    last = PreprocessingWrapper(Film(images), PreprocessingOptions(size=2))
-    both = PreprocessingWrapper(Film(images), PreprocessingOptions(size=2, max_frame=True))
+    last = PreprocessingWrapper(Film(images), PreprocessingOptions(resize=2))
+    both = PreprocessingWrapper(Film(images), PreprocessingOptions(resize=2, max_frame=True))
     buffer = np.zeros((6, 4, 3), np.uint8)
     drawing = gymnasium.wrappers.TransformObservation(
         Film(images), lambda image: np.add(image, 0, out=buffer), Film.observation_space
     )
-    reused = PreprocessingWrapper(drawing, PreprocessingOptions(size=2, max_frame=True))
+    reused = PreprocessingWrapper(drawing, PreprocessingOptions(resize=2, max_frame=True))
     for env, level in ((last, 20), (both, 50), (reused, 50)):
         env.reset()
         assert env.step(0)[0][0, 0, -1] == level
 
 
 def test_the_end_of_an_episode_ends_the_repetition():
-    env = PreprocessingWrapper(Film(flat_images(range(100)), length=6), PreprocessingOptions(size=2))
+    env = PreprocessingWrapper(Film(flat_images(range(100)), length=6), PreprocessingOptions(resize=2))
     env.reset()
     assert env.step(0)[1:4] == (1 + 2 + 3 + 4, False, False)
     observation, reward, terminated, _, _ = env.step(0)
@@ -135,7 +140,7 @@ def test_a_game_begins_with_fire_and_as_many_no_ops_as_were_drawn():
             return super().step(action)
 
     def began(game, **settings):
-        seen, _ = PreprocessingWrapper(game, PreprocessingOptions(size=2, **settings)).reset()
+        seen, _ = PreprocessingWrapper(game, PreprocessingOptions(resize=2, **settings)).reset()
         return game.actions, seen[0, 0].tolist()
 
     assert began(Waiting(5)) == ([1, 0, 0, 0, 0], [0, 0, 0, 5])  # FIRE is one of them
@@ -149,7 +154,7 @@ def test_a_game_begins_with_fire_and_as_many_no_ops_as_were_drawn():
 
 
 def test_returned_observations_are_not_written_again():
-    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(size=2))
+    env = PreprocessingWrapper(Film(flat_images(range(100))), PreprocessingOptions(resize=2))
     first = env.reset()[0]
     copy = first.copy()
     env.step(0)
@@ -177,6 +182,152 @@ def test_a_time_limit_counts_steps_of_several_frames():
     env.reset(0)
     cut = [env.step({"action": np.zeros(2, np.int32)}).truncated[0] for _ in range(3)]
     assert cut == [False, False, True]
+
+
+# Other images: resize, gray, frame_stack, frame_skip
+
+
+class Seen(gymnasium.Env):
+    """Shows a screen and numbers: `levels[t]` at step `t`."""
+
+    observation_space = spaces.Dict(
+        screen=spaces.Box(0, 255, (6, 4, 3), np.uint8), numbers=spaces.Box(0, 99, (3, 2), np.float32)
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=9):
+        self.length, self.rng = length, np.random.default_rng(0)
+        self.screens = self.rng.integers(0, 256, (length + 1, 6, 4, 3), np.uint8)
+
+    def observe(self):
+        return {"screen": self.screens[self.t], "numbers": np.full((3, 2), self.t, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), 1.0, self.t == self.length, False, {}
+
+
+def images(**asked):
+    return read(asked, "Seen")
+
+
+def test_the_images_of_a_dict_are_resized_and_stacked_in_colour():
+    env = PreprocessingWrapper(Seen(), images(resize=[3, 2], frame_stack=2, frame_skip=2))
+    assert env.observation_space["screen"] == spaces.Box(0, 255, (3, 2, 6), np.uint8)
+    first, _ = env.reset()
+    second, reward, *_ = env.step(0)
+    assert reward == 2 and second["numbers"][0, 0] == 2
+    for channel in range(3):
+        small = [slow_resize(env.env.screens[t][..., channel], (3, 2)) for t in (0, 2)]
+        assert not first["screen"][..., channel].any()  # black
+        np.testing.assert_allclose(first["screen"][..., 3 + channel], small[0], atol=0.51)
+        np.testing.assert_array_equal(second["screen"][..., channel], first["screen"][..., 3 + channel])
+        np.testing.assert_allclose(second["screen"][..., 3 + channel], small[1], atol=0.51)
+    assert env.observation_space.contains(second) and env.stacked_frames == 1  # colours are stored whole
+
+
+def test_grey_stacks_are_stored_once_where_no_other_part_looks_like_one():
+    grey = PreprocessingWrapper(Seen(), images(gray=True, frame_stack=3))
+    assert grey.reset()[0]["screen"].shape == (6, 4, 3)
+    leaves = create.create([grey]).spaces.states.components
+    assert (leaves["screen"].frames, leaves["numbers"].frames) == (3, 1)
+    two = create.create([PreprocessingWrapper(Seen(), images(gray=True, frame_stack=2))])
+    assert [leaf.frames for leaf in two.spaces.states.components.values()] == [1, 1]  # numbers: (3, 2)
+
+
+def test_images_of_functions_and_ids_are_made_smaller_also_in_workers():
+    asked = {"resize": 2, "gray": True, "frame_skip": 3}
+    with (
+        create.create(Seen, 2, images=asked) as env,
+        create.create(Seen, 2, "processes", images=asked) as far,
+    ):
+        assert env.spaces == far.spaces and env.spaces.states.components["screen"].shape == (2, 2, 1)
+        assert not env.preprocessed  # rewards are not clipped
+        np.testing.assert_array_equal(env.reset(0)["screen"], far.reset(0)["screen"])
+        stepped, elsewhere = (each.step({"action": np.zeros(2, np.int32)}) for each in (env, far))
+        np.testing.assert_array_equal(stepped.observation["screen"], elsewhere.observation["screen"])
+        assert stepped.reward.tolist() == [3.0, 3.0]
+    (one,) = create_envs("CarRacing-v3", preprocess=False, resize=(24, 32), frame_skip=5)
+    assert one.observation_space.shape == (24, 32, 3) and one.spec.max_episode_steps == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "environment", "message"),
+    [
+        ({"resize": (1, 2, 3)}, Seen, "resize must be a height and a width, or one number for both"),
+        ({"resize": 0}, Seen, "resize must be a whole number of at least 1. Received: resize=0"),
+        ({"gray": True}, "CartPole-v1", "gray and frame_stack are for images.*CartPole-v1 shows Box"),
+        ({"preprocess": True}, Seen(), "preprocess: for an id, a class or a function, which 'Seen' is not"),
+        ({"gray": True}, Seen(), r"gray: for an id.*create_envs\(name, n, resize=84\)"),
+        ({"gray": True}, lambda: SingleEnv(None), "are for one environment of Gymnasium. Received: Single"),
+    ],
+)
+def test_what_has_no_images_is_told(asked, environment, message, monkeypatch):
+    monkeypatch.setattr(SingleEnv, "__init__", lambda self, vector: None)
+    with pytest.raises((SpecError, UsageError), match=message):
+        create.create(environment, images=asked)
+
+
+def test_preprocess_names_what_other_images_take():
+    gymnasium.register("Seen-v0", Seen)
+    try:
+        with pytest.raises(
+            SpecError,
+            match=r"Cannot use --preprocess for non-atari environment Seen-v0, with input "
+            r"shape {'screen': \(6, 4, 3\), .*Its images take --resize 84, --gray",
+        ):
+            create.create("Seen-v0", preprocess=True)
+        run = RunConfig.from_dict({"env": "Seen-v0", "max_steps": 1, "resize": 2, "preprocess": True})
+    finally:
+        del gymnasium.registry["Seen-v0"]
+    assert images_of(run) == {"preprocess": True, "resize": 2}
+    jax_native = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "resize": 2})
+    with pytest.raises(
+        SpecError, match="resize: for environments of Gymnasium, not JAX-native ones as 'jax:CartPole-v1' is"
+    ):
+        make_environments(jax_native)
+    with pytest.raises(SpecError, match="gray is for an id. Preprocess objects where they are made"):
+        make_environments(RunConfig.from_dict({"env": "x", "max_steps": 1, "gray": True}), Seen())
+
+
+def test_a_run_is_resumed_played_and_evaluated_with_its_images(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    gymnasium.register("Seen-v0", Seen)
+    small = {"resize": (3, 2), "gray": True, "frame_stack": 2, "frame_skip": 2}
+    try:
+        run = RunConfig(env="Seen-v0", max_steps=16, run_dir="run", quiet=True, seed=0, **small)
+        train(ExperimentConfig("a2c", {"n_steps": 8}, run))
+        saved = json.loads(Path("run/run.json").read_text())["run"]
+        assert [saved[name] for name in small] == [[3, 2], True, 2, 2]
+        shape = host_vector(run, 1).spaces.states.components["screen"].shape
+        assert (
+            shape
+            == play_environment(PlayConfig(run_dir="run")).spaces.states.components["screen"].shape
+            == (3, 2, 2)
+        )
+        other = play_environment(PlayConfig(run_dir="run", resize=4)).spaces.states.components["screen"].shape
+        assert other == (4, 4, 2)
+        plan = resumed("run", {"max_steps": 24})
+        assert train(plan).outcome.reason == "max_steps"
+    finally:
+        del gymnasium.registry["Seen-v0"]
+
+
+def test_large_images_are_remarked_upon():
+    def remarks(shape, dtype):
+        space = spaces.Box(0, 255 if dtype is np.uint8 else 1, shape, dtype)
+        vector = types.SimpleNamespace(spaces=from_gymnasium(space, spaces.Discrete(2))[0])
+        return list(Environments(None, vector).remarks)
+
+    (text,) = remarks((240, 320, 3), np.uint8)
+    assert (
+        text.startswith("Observations of 240 x 320 x 3 (state) make training slow") and "--resize 84" in text
+    )
+    assert remarks((128, 128, 3), np.uint8) == remarks((300, 300, 1), np.float32) == []
 
 
 # Games: what training is told, what reports count
@@ -363,7 +514,7 @@ class Lives(gymnasium.Env):
 
 def lives():
     return PreprocessingWrapper(
-        Lives(), PreprocessingOptions(size=2, frame_skip=1, noop_max=0, fire_reset=True)
+        Lives(), PreprocessingOptions(resize=2, frame_skip=1, noop_max=0, fire_reset=True)
     )
 
 
@@ -615,7 +766,10 @@ def test_a_million_transitions_in_the_memory_of_dqn():
         ),
         ({"max_frame": True}, r"max_frame is a part of preprocessing.*Add preprocess=True"),
         ({"preprocess": 1}, r"preprocess must be True or False. Received: preprocess=1"),
-        ({"preprocess": True, "stack": 0}, r"stack must be a whole number of at least 1. Received: stack=0"),
+        (
+            {"preprocess": True, "frame_stack": 0},
+            r"frame_stack must be a whole number of at least 1. Received: frame_stack=0",
+        ),
     ],
 )
 def test_mistakes(arguments, message):
@@ -637,7 +791,10 @@ def test_arguments_that_would_break_the_stream():
 
 @needs_ale
 def test_modes_of_a_game_are_played_in_a_loop():
-    arguments = {"preprocess": True, "env_kwargs": {"mode": 1, "size": 42, "repeat_action_probability": 0.5}}
+    arguments = {
+        "preprocess": True,
+        "env_kwargs": {"mode": 1, "resize": 42, "repeat_action_probability": 0.5},
+    }
     made = create.create("ALE/Pong-v5", 2, episodic_life=True, **arguments)
     assert made.mode == "in-process" and "ALE's vector plays the default mode" in made.why
     assert made.spaces.states.components["state"].shape == (42, 42, 4)

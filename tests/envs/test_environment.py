@@ -1,7 +1,9 @@
 """`Environment.create` and what it returns: every form of specification, order of calls, limits, checks,
 messages."""
 
+import importlib.metadata
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -210,7 +212,12 @@ def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
         ("CartPol-v1", r"Unknown environment 'CartPol-v1'\. Did you mean 'CartPole-v1'\?"),
         ("cartpole-v1", r"Did you mean 'CartPole-v1'\?"),
         ("jax:CartPol-v1", r"Unknown environment 'jax:CartPol-v1'\. Did you mean 'jax:CartPole-v1'\?"),
-        ("zzzzzz", "`operant list` shows what there is"),
+        ("cartpol-V0", r"Did you mean 'CartPole-v0'\?"),
+        (
+            "zzzzzz",
+            "`operant list` shows what there is; for an id of another package, --env package:Id-v0",
+        ),
+        ("FlappyBird-v0", "`operant list` shows what there is"),  # and no guess
         ("Hopper-v2", "Environment 'Hopper-v2' misses a package: .*gymnasium-robotics"),
         ("no_such_module.Env", "The environment 'no_such_module.Env' cannot be imported"),
         ("no_such_module:Env-v0", "The module of environment 'no_such_module:Env-v0' cannot be imported"),
@@ -247,6 +254,68 @@ def test_a_module_stands_for_the_one_environment_that_it_defines(tmp_path, monke
         assert Environment.create(name).name.startswith("walks.corridor"), name
     monkeypatch.syspath_prepend(str(tmp_path / "walks"))
     assert Environment.create({"environment": "corridor"}).name == "corridor:Corridor"
+
+
+def test_the_installed_package_that_registers_an_id_is_named(monkeypatch, tmp_path):
+    class Package:
+        requires = ("numpy", "gymnasium>=0.29")
+
+        def __init__(self, **texts):
+            self.files = [tmp_path / "none.py"]
+            for path, text in texts.items():
+                (tmp_path / path).mkdir(parents=True)
+                (tmp_path / path / "__init__.py").write_text(text)
+                self.files.append(File(f"{path}/__init__.py"))
+
+    class File(pathlib.PurePosixPath):
+        def read_text(self):
+            return (tmp_path / self).read_text()
+
+    class Other(Package):
+        requires = ()
+
+    packages = [
+        Package(birds='register(id="Bird-v0")\nregister(id=f"BirdOf{kind}-v0")'),
+        Other(none='register(id="Fish-v0")'),
+    ]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: packages)
+    for id, told in (
+        ("Bird-v0", "An installed package registers it: --env birds:Bird-v0$"),
+        ("BirdOfPrey-v0", "registers it: --env birds:BirdOfPrey-v0$"),
+        ("Birds-v0", "`operant list` shows"),
+        ("Fish-v0", "`operant list` shows"),
+    ):
+        with pytest.raises(SpecError, match=told):
+            Environment.create(id)
+
+
+def test_a_module_that_raises_as_it_is_imported_is_told(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "dark_window.py").write_text("raise OSError('No display.')\n")
+    for name, about in (
+        ("dark_window:A-v0", "The module of environment"),
+        ("dark_window:Env", "The environment"),
+    ):
+        with pytest.raises(
+            SpecError,
+            match=rf"^{about} .*cannot be imported: .*raised OSError: No display \(.*"
+            r"dark_window.py, line 1: raise OSError",
+        ):
+            Environment.create(name)
+
+
+class Old:
+    """Of no interface that is known."""
+
+    observation_space = action_space = None
+    reset = step = lambda self: None
+
+
+def test_another_interface_is_told_with_its_module():
+    with pytest.raises(
+        SpecError, match=rf"Received: {__name__}.Old. It is not of Gymnasium but of another, per"
+    ):
+        Environment.create(Old)
 
 
 def test_unknown_arguments_are_named():

@@ -215,7 +215,30 @@ class OldCounter(Counter):
         return observation, state, reward, self.is_terminal(state, params), info
 
 
-@pytest.mark.parametrize("counter", [Counter(), OldCounter()])
+@dataclasses.dataclass(frozen=True)
+class CraftParams:
+    """Has the limit by another name, and no `replace`."""
+
+    max_timesteps: int = 3
+
+
+class CraftCounter(OldCounter):
+    """In the shape of Craftax."""
+
+    default_params = CraftParams()
+
+    def is_terminal(self, state, params):
+        return self.terminated(state, params) | (state["time"] >= params.max_timesteps)
+
+
+class EndlessCounter(OldCounter):
+    default_params = ()
+
+    def is_terminal(self, state, params):
+        return self.terminated(state, params)
+
+
+@pytest.mark.parametrize("counter", [Counter(), OldCounter(), CraftCounter()])
 def test_gymnax_shape_keeps_termination_truncation_and_last_observation(counter):
     env = from_gymnax(counter)
     assert env.max_episode_timesteps == 3
@@ -233,7 +256,37 @@ def test_gymnax_shape_keeps_termination_truncation_and_last_observation(counter)
     np.testing.assert_array_equal([row[3] for row in stream], [[0, 0], [0, 0], [1, 0], [0, 0], [0, 0]])
 
 
+class Warped(EndlessCounter):
+    """Has a part that `vmap` leaves as it is, shared by all: as the contacts of MuJoCo Warp."""
+
+    def reset_env(self, key, params):
+        observation, state = super().reset_env(key, params)
+        return observation, {**state, "shared": shared(jnp.zeros(()))}
+
+    def step_env(self, key, state, action, params):
+        observation, following, *rest = super().step_env(key, state, action, params)
+        return observation, {**following, "shared": shared(state["count"] * 1.0)}, *rest
+
+
+@jax.custom_batching.custom_vmap
+def shared(x):
+    return jnp.zeros(5)
+
+
+@shared.def_vmap
+def _(axis_size, in_batched, x):
+    return jnp.zeros(5), False
+
+
+def test_what_all_environments_share_stays_as_it_is():
+    host = NativeVector(from_gymnax(Warped()), 2)
+    host.reset(0)
+    stream = [host.step({"action": np.array([1, 2])}) for _ in range(4)]
+    np.testing.assert_array_equal([row[0]["state"][:, 0] for row in stream], [[1, 2], [2, 4], [3, 0], [4, 2]])
+
+
 def test_gymnax_limit_and_params_can_be_given():
+    assert from_gymnax(EndlessCounter()).max_episode_timesteps is None
     assert from_gymnax(Counter(), max_episode_timesteps=7).max_episode_timesteps == 7
     assert from_gymnax(Counter(), params=Params(9)).max_episode_timesteps == 9
     assert from_gymnax(Counter(), params={"max_steps_in_episode": 8}).max_episode_timesteps == 8
@@ -305,6 +358,11 @@ def test_user_mistakes_name_the_remedy(monkeypatch):
         from_functional(gymnasium.Env())
     with pytest.raises(SpecError, match="max_episode_timesteps must be a whole number of at least 1"):
         from_functional(Walk(), max_episode_timesteps=0)
+    lacking = "of its form. Received: types.SimpleNamespace, without reset_env, step_env, default_params, obs"
+    with pytest.raises(SpecError, match=lacking):
+        from_gymnax(SimpleNamespace())
+    with pytest.raises(SpecError, match="environment of brax.*gymnasium.core.Env, without action_size"):
+        from_brax(gymnasium.Env())
     with pytest.raises(SpecError, match="Build the environment with it"):
         from_brax(Slide(), backend="spring")
     monkeypatch.setitem(sys.modules, "gymnax", None)

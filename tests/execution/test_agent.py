@@ -399,8 +399,11 @@ def test_an_action_without_an_answer_is_no_step():
 
 @pytest.mark.parametrize(
     ("name", "recurrent"),
-    [pytest.param(name, False, marks=[pytest.mark.slow] * (name not in FEW)) for name in NAMES]
-    + [pytest.param(name, True, marks=pytest.mark.slow) for name in ("a2c", "dqn", "acer", "modular", "sac")],
+    [pytest.param(name, False, marks=[pytest.mark.exhaustive] * (name not in FEW)) for name in NAMES]
+    + [
+        pytest.param(name, True, marks=pytest.mark.slow if name == "dqn" else pytest.mark.exhaustive)
+        for name in ("a2c", "dqn", "acer", "modular", "sac")
+    ],
 )
 def test_what_is_learnt_is_the_same_without_an_action_that_had_no_answer(name, recurrent):
     """As if the episode had been cut at the state of that action, wherever in a block it stood."""

@@ -117,13 +117,18 @@ def by_device_driver(name, length):
 
 
 WAYS = [by_hand, by_runner, by_host_driver, by_device_driver]
+SELDOM = (1, 5)
+"""Lengths with which only the exhaustive tests try every way, beside those that are tried often."""
 OFTEN = {("dqn", by_hand, 1), ("dqn", by_host_driver, 1), ("ddpg", by_device_driver, 2)}
 
 
 @pytest.mark.parametrize(
     ("name", "way", "length"),
     [
-        pytest.param(*case, marks=[] if case in OFTEN else pytest.mark.slow)
+        pytest.param(
+            *case,
+            marks=[] if case in OFTEN else pytest.mark.exhaustive if case[2] in SELDOM else pytest.mark.slow,
+        )
         for case in [(name, way, length) for name in ("dqn", "ddpg") for way in WAYS for length in LENGTHS]
     ],
 )

@@ -217,6 +217,7 @@ def test_drivers_agree_with_normalisation_and_schedules(name):
 # The number of blocks of one call, and seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONCE)
 def test_how_many_blocks_one_call_runs_does_not_matter(name):
     agent = compiled(name, countdown(name))

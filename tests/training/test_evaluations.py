@@ -491,8 +491,18 @@ def test_classes_save_and_load():
     ("name", "env", "options"),
     [
         ("PPO", "CartPole-v1", {"model": [{"type": "gru", "size": 4}], "n_steps": 8, "mini_batches": 1}),
-        ("PPO", "jax:CartPole-v1", {"model": NET, "n_steps": 8, "normalize_rewards": True}),
-        ("DQN", "CartPole-v1", {"model": NET, "buffer_max_size": 500, "buffer_initial_size": 50}),
+        pytest.param(
+            "PPO",
+            "jax:CartPole-v1",
+            {"model": NET, "n_steps": 8, "normalize_rewards": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "DQN",
+            "CartPole-v1",
+            {"model": NET, "buffer_max_size": 500, "buffer_initial_size": 50},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_classes_load_what_more_or_fewer_environments_taught(name, env, options, tmp_path):

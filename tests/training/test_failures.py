@@ -3,6 +3,7 @@
 import enum
 import functools
 import signal
+from pathlib import Path
 
 import gymnasium
 import jax
@@ -41,6 +42,27 @@ class Counts(gymnasium.Env):
             raise RuntimeError("no more")
         self.t += 1
         return np.full(1, self.t, np.float32), float(self.t), self.t >= self.length, False, {}
+
+
+def test_what_fails_before_it_has_learnt_leaves_nothing(monkeypatch, tmp_path):
+    """The same folder is taken again, also one that was there before."""
+    monkeypatch.chdir(tmp_path)
+    agent = trainer("A2C")([Counts(3, 10)], seed=0, quiet=True, n_steps=8, model=NET, run_dir="of-a-class")
+    with pytest.raises(EnvError, match="no more"):
+        agent.fit(max_steps=100)
+    assert not any(Path("of-a-class").iterdir())
+    gymnasium.register("Counts-v0", Counts, kwargs={"fail_at": 3, "length": 10})
+    try:
+        for fail_at in (3, 30):
+            run = RunConfig(
+                env="Counts-v0", env_kwargs={"fail_at": fail_at}, max_steps=100, run_dir="run", quiet=True
+            )
+            with pytest.raises(EnvError, match="no more"):
+                train(ExperimentConfig("a2c", {"n_steps": 8, "model": NET}, run))
+            assert Path("run/run.json").exists() == (fail_at == 30)  # after three updates
+            Path("run").mkdir(exist_ok=True)
+    finally:
+        del gymnasium.registry["Counts-v0"]
 
 
 def test_a_block_in_which_an_environment_fails_is_forgotten(monkeypatch, tmp_path):

@@ -90,6 +90,7 @@ def test_of_seeds_that_are_trained_one_after_another(memories, monkeypatch, tmp_
     assert before == [0, 0, 0] and cartpole(CAPACITY) == 0
 
 
+@pytest.mark.slow
 def test_of_a_trainer_that_has_acted_before_it_loads(memories, tmp_path):
     with DQN("CartPole-v1", buffer_max_size=CAPACITY, quiet=True, seed=3) as trainer:
         trainer.fit(max_steps=20)

@@ -132,6 +132,7 @@ def test_the_updates_of_loaded_weights_are_counted_on(unit, tmp_path):
     assert loaded.updates == before + sum(told)
 
 
+@pytest.mark.slow
 def test_a_memory_that_is_younger_than_the_run_fills_before_one_learns_from_it(tmp_path):
     agent = create({**REPLAY, "buffer_initial_size": 40})
     play(agent, 100)

@@ -74,7 +74,10 @@ def by_evaluation(seed):
     return evaluator.run(agent.session.driver.train, 1, seed=seed, explore=True)[0].reward
 
 
-@pytest.mark.parametrize("way", [by_hand, by_runner, by_compiled_calls, by_evaluation])
+@pytest.mark.parametrize(
+    "way",
+    [by_hand, pytest.param(by_runner, marks=pytest.mark.slow), by_compiled_calls, by_evaluation],
+)
 def test_actions_do_not_depend_on_the_draws_of_the_environment(way):
     """The mean reward is the sum of two correlations, of numbers with variance 1.
 

@@ -214,6 +214,21 @@ def test_what_cannot_be_repeated_is_said(run, capsys, data, training, message):
     assert status == 2 and "'run' cannot be reproduced: " in text and message in text
 
 
+def test_what_happened_after_the_steps_that_are_asked_for_does_not_matter(run, made, capsys, monkeypatch):
+    def repeat(record, place, config):
+        shutil.copytree(made / "history.parquet", place / "history.parquet")
+        return config.max_steps
+
+    monkeypatch.setattr(reproduce, "_repeat", repeat)
+    saved = json.loads((run / "run.json").read_text())
+    resumed = [{**saved, "step": 300, "n_devices": 2, "options": {"lr": 1.0}, "memory": "anew"}]
+    (run / "run.json").write_text(json.dumps({**saved, "vector": "in-process", "resumed": resumed}))
+    status, text = reproduced(capsys, "--max-steps", "300")
+    assert status == 0 and "up to step 300" in text, text
+    status, text = reproduced(capsys, "--max-steps", "301")
+    assert status == 2 and "it was resumed at step 300" in text
+
+
 def test_no_run_no_checkpoint_and_no_room_are_told(run, capsys):
     assert reproduced(capsys, "--run-dir", "run")[0] == 2
     assert main(["reproduce", "missing"]) == 2

@@ -73,8 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="replace")
         arguments = list(sys.argv[1:] if argv is None else argv)
         module = _module(arguments)
-        with signals.terminating():  # else a scheduler would take a run for done
-            return 0 if module is None else int(module.run(arguments[1:]))
+        try:
+            with signals.terminating(), signals.answered():  # else a scheduler would take a run for done
+                return 0 if module is None else int(module.run(arguments[1:]))
+        finally:
+            if (console := sys.modules.get("operant.tracking.console")) is not None:
+                console.Ticker.end()
     except KeyboardInterrupt:
         print("operant: interrupted", file=sys.stderr)
         if argv is None:  # during compilation, XLA's threads do not survive Python's own exit

@@ -16,7 +16,7 @@ from operant.execution.model_card import CardConfig
 from operant.execution.play import PlayConfig
 from operant.execution.report import ReportConfig
 from operant.spec import Config, options
-from operant.spec.run import SHORT, RunConfig, RunnerConfig
+from operant.spec.run import SHORT, ProcessConfig, RunConfig, RunnerConfig
 from operant.tracking.figures import PlotConfig
 from operant.training.reproduce import ReproduceConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig
@@ -104,14 +104,14 @@ def _tree() -> argparse.ArgumentParser:
         for agent, entry in AGENTS.items():
             fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
 
-    fill_with_agents("train", RunConfig, Extra)
-    fill_with_agents("play", PlayConfig)
-    fill_with_agents("tune", TuneConfig, RunConfig, without=NOT_TUNED, several=True)
-    fill(parsers["reproduce"], ReproduceConfig)
+    fill_with_agents("train", RunConfig, Extra, ProcessConfig)
+    fill_with_agents("play", PlayConfig, ProcessConfig)
+    fill_with_agents("tune", TuneConfig, RunConfig, ProcessConfig, without=NOT_TUNED, several=True)
+    fill(parsers["reproduce"], ReproduceConfig, ProcessConfig)
     fill(parsers["plot"], PlotConfig)
     fill(parsers["report"], ReportConfig)
     fill(parsers["card"], CardConfig)
-    fill(parsers["run"], RunnerConfig, short=SHORT)
+    fill(parsers["run"], RunnerConfig, ProcessConfig, short=SHORT)
     fill(parsers["serve"], ServeConfig)
     for command, count in (("reproduce", None), ("plot", "+"), ("report", "*"), ("card", None)):
         _completed(parsers[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from operant.agents.table import AGENTS, ALIASES, entry
 from operant.cli.tables import flag, switched
 from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
+from operant.spec.program_cache import VARIABLE
 from operant.spec.run import RunConfig
 
 NAMES_OF_AGENTS = {*AGENTS, *ALIASES}
@@ -105,7 +107,7 @@ def parse(
     several: bool = False,
     positional: str | None = None,
 ) -> dict[str, Any]:
-    """Return the options that were given, by name.
+    """Return the options that were given, by name; that of `ProcessConfig` is put into effect here.
 
     A flag is written in full: an abbreviation of one today may be one of two tomorrow. Values are read by the
     option's type; a number with a schedule is written `linear:START:END:STEPS`, structured values as JSON,
@@ -148,7 +150,10 @@ def parse(
         named = getattr(namespace, name, None)
         for each in named if isinstance(named, list) else (named,):
             search_here(each)
-    return vars(namespace)
+    values = vars(namespace)
+    if not values.pop("compilation_cache", True):
+        os.environ[VARIABLE] = "0"  # of processes that this one starts, too
+    return values
 
 
 def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
@@ -306,8 +311,9 @@ def _add(
     if _is_switch(hint):
         action = "store_true" if value is False else argparse.BooleanOptionalAction
         return parser.add_argument(*words, dest=name, action=action)
-    if typing.get_origin(hint) is tuple:
-        return parser.add_argument(*words, dest=name, nargs="+")
+    if lists := [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is tuple]:
+        read = _reader(name, int) if int in typing.get_args(lists[0]) else str
+        return parser.add_argument(*words, dest=name, nargs="+", type=read)
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
         return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
     return parser.add_argument(*words, dest=name, type=_reader(name, hint))

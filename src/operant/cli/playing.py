@@ -7,11 +7,13 @@ from pathlib import Path
 from operant.agents.table import AGENTS, ALIASES, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, quoted, shown, suggest
-from operant.execution.export import FORMATS
+from operant.execution.export import READ
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
+from operant.spec.run import ProcessConfig
+from operant.tracking.console import wait
 
-POLICIES = tuple(FORMATS.values())
+POLICIES = tuple(READ.values())
 
 
 def run(arguments: list[str]) -> int:
@@ -33,7 +35,7 @@ def run(arguments: list[str]) -> int:
         print(help_text(agent, "--help-all" in flags))
         return 0
     configs = [config_class(agent)] if agent is not None else []
-    values = parse.parse([PlayConfig, *configs], flags, f"play {agent}" if agent else "play")
+    values = parse.parse([PlayConfig, ProcessConfig, *configs], flags, f"play {agent}" if agent else "play")
     if place is not None:
         if place in values:
             raise UsageError(f"{where!r} and {tables.flag(place)} both say what plays. Give one of them.")
@@ -43,6 +45,8 @@ def run(arguments: list[str]) -> int:
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in values.items() if name in known})
     hyper = {name: value for name, value in values.items() if name not in known}
+    if not config.quiet:
+        wait("Loading JAX and Keras, then playing")
     from operant.execution.play import play
 
     played = play(config, agent, **hyper)
@@ -110,7 +114,7 @@ def help_text(agent: str | None, full: bool) -> str:
         "operant play <module:Name> <run directory> [options]",
         "operant play <exported policy> --env <environment> [options]",
     ]
-    groups: dict[str, list[type[Config]]] = {"Play": [PlayConfig]}
+    groups: dict[str, list[type[Config]]] = {"Play": [PlayConfig, ProcessConfig]}
     if agent is None:
         return tables.page(usage, *tables.grouped("play", groups, full))
     return tables.agent_page("play", agent, usage, groups, full)

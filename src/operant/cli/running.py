@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
-from operant.spec.run import SHORT, RunnerConfig
+from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
+from operant.tracking.console import wait
 
 if TYPE_CHECKING:
     from operant.execution.runner.repeats import Run
@@ -30,10 +31,12 @@ def run(arguments: list[str]) -> int:
     if parse.asks_for_help(arguments):
         print(help_text())
         return 0
-    config = RunnerConfig.from_dict(parse.parse([RunnerConfig], arguments, "run", short=SHORT))
+    config = RunnerConfig.from_dict(parse.parse([RunnerConfig, ProcessConfig], arguments, "run", short=SHORT))
     if config.remote == "socket-server":
         _serve(config)
         return 0
+    if not config.quiet:
+        wait("Loading JAX and Keras")
     from operant.execution.runner import repeats
 
     runs: list[repeats.Run] = []
@@ -50,7 +53,7 @@ def run(arguments: list[str]) -> int:
 
 def help_text() -> str:
     """Return usage and the table of flags."""
-    return tables.page(USAGE, tables.flags("Flags", [RunnerConfig], short=SHORT))
+    return tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT))
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:

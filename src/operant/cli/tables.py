@@ -21,14 +21,17 @@ NARROW = 100
 """Columns below which help stands under its flag: beside it, it would be very tall."""
 GROUPS = {
     "Environment": (
-        "env", "n_envs", "env_kwargs", "max_episode_timesteps", "preprocess", "max_frame", "clip_rewards",
-        "episodic_life", "vector", "info_keywords",
+        "env", "n_envs", "env_kwargs", "max_episode_timesteps", "preprocess", "max_frame", "resize", "gray",
+        "frame_stack", "frame_skip", "clip_rewards", "episodic_life", "vector", "info_keywords",
     ),
     "Checkpoints and evaluation": (
         "weights", "checkpoints", "history_checkpoint", "save_seconds", "save_frequency", "keep_checkpoints",
         "save_memory", "eval_frequency", "eval_episodes",
     ),
-    "Several machines": ("threads", "n_devices", "coordinator", "n_processes", "process_id"),
+    "Several machines": (
+        "threads", "n_devices", "coordinator", "n_processes", "process_id", "cluster", "cluster_cpus",
+        "cluster_gpus",
+    ),
 }  # fmt: skip
 """Options by the part of help in which they stand, if it is not that of their config."""
 USUAL = frozenset((

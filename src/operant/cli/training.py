@@ -10,7 +10,8 @@ from operant.cli import parse, run_file, tables
 from operant.cli.run_file import RunFile
 from operant.errors import SpecError, UsageError, quoted
 from operant.spec import Config, option, options, presets, read_json
-from operant.spec.run import ClusterConfig, RunConfig
+from operant.spec.run import ClusterConfig, ProcessConfig, RunConfig
+from operant.tracking.console import wait
 from operant.tuning.study import shown
 
 
@@ -57,7 +58,7 @@ def run(arguments: list[str]) -> int:
         Extra,
         *([config_class(trained)] if trained is not None else []),
     ]
-    values = parse.parse(configs, flags, f"train {agent}" if agent else "train")
+    values = parse.parse([*configs, ProcessConfig], flags, f"train {agent}" if agent else "train")
     if file is not None:
         if values.get("resume"):
             raise SpecError("--config begins a run, --resume continues one. Give one of them.")
@@ -114,6 +115,8 @@ def _trained(flags: list[str], file: RunFile | None = None) -> str | None:
 
 
 def _resume(agent: str | None, values: dict[str, Any]) -> Any:
+    if not values.get("quiet"):
+        wait("Loading JAX")
     from operant.training.train import finished, resumed, resuming
 
     directory = values.pop("resume")
@@ -143,6 +146,8 @@ def _plan(agent: str | None, values: dict[str, Any]) -> Any:
         values = {**presets.settings(resolve(agent), preset), **values}
     known = options(RunConfig)
     run = RunConfig.from_dict({k: v for k, v in values.items() if k in known})  # refused before JAX is loaded
+    if not run.quiet:
+        wait("Loading JAX")
     from operant.training.train import ExperimentConfig
 
     return ExperimentConfig(agent, {k: v for k, v in values.items() if k not in known}, run)
@@ -183,4 +188,4 @@ def help_text(agent: str | None, full: bool) -> str:
         "operant train --config <file> [options]",
         f"operant train {f'{who} ' if ':' in who else ''}--resume <run> [options]",
     ]
-    return tables.agent_page("train", agent, usage, {"Run": [RunConfig, Extra]}, full)
+    return tables.agent_page("train", agent, usage, {"Run": [RunConfig, Extra, ProcessConfig]}, full)

@@ -8,7 +8,7 @@ from operant.agents.table import AGENTS, config_class
 from operant.cli import parse, tables
 from operant.errors import SpecError
 from operant.spec import Config, options
-from operant.spec.run import RunConfig
+from operant.spec.run import ProcessConfig, RunConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
 
 TEXTS = {
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
         raise SpecError(
             f"tune needs an agent: operant tune <agent> --env <environment>. Known: {', '.join(AGENTS)}."
         )
-    configs: list[type[Config]] = [TuneConfig, RunConfig, config_class(agent)]
+    configs: list[type[Config]] = [TuneConfig, RunConfig, ProcessConfig, config_class(agent)]
     values = parse.parse(configs, flags, f"tune {agent}", without=NOT_TUNED, several=True)
     known = options(TuneConfig)
     config = TuneConfig.from_dict({name: value for name, value in values.items() if name in known})
@@ -49,6 +49,6 @@ def help_text(agent: str | None, full: bool) -> str:
         "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
         "    --<option> <value> <value>... searched (hp_type categorical)",
     ]
-    groups: dict[str, list[type[Config]]] = {"Study": [TuneConfig], "Run": [RunConfig]}
+    groups: dict[str, list[type[Config]]] = {"Study": [TuneConfig], "Run": [RunConfig, ProcessConfig]}
     how: dict[str, Any] = {"header": tables.HEADER, "without": NOT_TUNED, "texts": TEXTS}
     return tables.agent_page("tune", agent, usage, groups, full, **how)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -16,10 +18,10 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from operant.envs.env_spec import EnvSpec, is_environment, is_native, lacking
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium import pettingzoo
+from operant.envs.gymnasium import envpool, pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
-from operant.errors import SpecError, UsageError, value_error
+from operant.errors import SpecError, UsageError
 from operant.spec import import_object, read_json, refuse_code
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
@@ -57,9 +59,12 @@ def resolve(
     max_episode_timesteps: int | None = None,
     reward_shaping: Any = None,
     arguments: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
     remote: dict[str, Any] | None = None,
 ) -> EnvSpec:
     """Read a specification and its arguments (see `Environment.create`); nothing is made yet.
+
+    `images` are options of `PreprocessingOptions`, and `preprocess`; ids take them among their arguments, too.
 
     `remote` receives what a dict or file says of `remote`, `blocking`, `host` and `port`; without it these
     are refused.
@@ -79,7 +84,7 @@ def resolve(
     if isinstance(environment, str):
         target, name, path = _named(environment, parameters)
         if isinstance(target, GymnasiumSpec):
-            _check_frames(name, parameters)
+            images = preprocessing.taken(parameters, images or {})
     else:
         target, name, path = environment, _name_of(environment), ""
         if not (_is_maker(environment) or is_environment(environment)):
@@ -92,7 +97,13 @@ def resolve(
                 f"The environment {name!r} exists already and takes no argument {next(iter(parameters))!r}. "
                 "Give its class."
             )
-    return EnvSpec(target, name, parameters, path=path, **options)
+    settings = preprocessing.read(images or {}, name)
+    if settings is not None and not (isinstance(target, GymnasiumSpec) or callable(target)):
+        raise UsageError(
+            f"{', '.join(images or {})}: for an id, a class or a function, which {name!r} is not. Give them "
+            "where objects are made: create_envs(name, n, resize=84)."
+        )
+    return EnvSpec(target, name, parameters, path=path, images=settings, **options)
 
 
 def _unfold(
@@ -144,6 +155,9 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     if name.startswith("pettingzoo:"):
         parameters["id"] = name.removeprefix("pettingzoo:")
         return pettingzoo.make_parallel, name, "operant.envs.gymnasium.pettingzoo:make_parallel"
+    if name.startswith("envpool:"):
+        parameters["id"] = name.removeprefix("envpool:")
+        return envpool.make_vector, name, "operant.envs.gymnasium.envpool:make_vector"
     modules = parameters.pop("import_modules", ())
     for module in (modules,) if isinstance(modules, str) else modules:
         import_object(f"{module}:__name__", "module")
@@ -196,7 +210,11 @@ def is_own(name: object) -> bool:
     if not isinstance(name, str) or ids.is_native(name):
         return False
     module, colon, _ = name.partition(":")
-    return colon != "" and module != "pettingzoo" and all(part.isidentifier() for part in module.split("."))
+    return (
+        colon != ""
+        and module not in ("pettingzoo", "envpool")
+        and all(part.isidentifier() for part in module.split("."))
+    )
 
 
 def native(name: str, **arguments: Any) -> Any:
@@ -212,28 +230,13 @@ def native(name: str, **arguments: Any) -> Any:
         return None
     source = resolve(name, arguments=arguments)
     makes = source.path == name and callable(source.target) and not isinstance(source.target, type)
-    if not (source.is_native or makes):
+    if not (source.is_native or (makes and not source.makes_vector)):
         return None
     environment = source.make()
     if not is_native(environment):
         environment.close()
         return None
     return environment
-
-
-def _check_frames(name: str, parameters: dict[str, Any]) -> None:
-    """Check `preprocess` and `max_frame`, and drop them from the arguments if there is no preprocessing."""
-    preprocess = parameters.get("preprocess", False)
-    if not isinstance(preprocess, bool):
-        raise value_error("preprocess", "True or False", preprocess)
-    if parameters.get("max_frame") and not preprocess:
-        raise SpecError(
-            f"max_frame is a part of preprocessing. Received: max_frame={parameters['max_frame']!r} without "
-            f"preprocess, for {name!r}. Add preprocess=True."
-        )
-    if not preprocess:
-        parameters.pop("preprocess", None)
-        parameters.pop("max_frame", None)
 
 
 def _looks_importable(name: str) -> bool:
@@ -246,12 +249,41 @@ def _looks_importable(name: str) -> bool:
 
 def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
-    lower = {known_name.lower(): known_name for known_name in reversed(names)}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    hint = f"Did you mean {lower[close[0]]!r}?" if close else "`operant list envs` shows what there is."
-    if name.isidentifier() and Path(f"{name}.py").is_file():
+    bases, lower = {_base(id): id for id in names}, {id.lower(): id for id in names}
+    close = difflib.get_close_matches(_base(name), bases, n=1, cutoff=0.75)
+    hint = "`operant list envs` shows what there is; for an id of another package, --env package:Id-v0."
+    if close:
+        hint = f"Did you mean {lower.get(close[0] + name.lower()[len(_base(name)) :], bases[close[0]])!r}?"
+    if re.search(r"-v\d+$", name) and (module := _registering(name)) is not None:
+        hint = f"An installed package registers it: --env {module}:{name}"
+    elif name.isidentifier() and (Path(f"{name}.py").is_file() or importlib.util.find_spec(name) is not None):
         hint = f"For an environment of the module {name!r} name it, too: {name}:Name."
     return SpecError(f"Unknown environment {name!r}. {hint}")
+
+
+def _base(name: str) -> str:
+    """Return an id without its version, in small letters."""
+    return re.sub(r"-v\d+$", "", name.lower())
+
+
+def _registering(name: str) -> str | None:
+    """Return the module of an installed package that registers an id of Gymnasium, or one that it makes of
+    parts (``f"PandaReach{suffix}-v3"``): read from its files, as importing all packages may do anything.
+    """
+    quoted = re.compile(rf"""["'](?:{re.escape(name)}["']|([\w./-]{{4,}})\{{)""")
+    modules = []
+    for package in importlib.metadata.distributions():
+        if not any(re.match("gymnasium|gym", need, re.IGNORECASE) for need in package.requires or ()):
+            continue
+        for file in package.files or ():
+            if file.suffix == ".py" and "test" not in str(file):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    text = file.read_text()
+                    begun = [match[1] for match in quoted.finditer(text) if name.startswith(match[1] or "")]
+                    if "register" in text and begun:
+                        parts = [part.removesuffix(".py") for part in file.parts if part != "__init__.py"]
+                        modules.append((None not in begun, len(parts), ".".join(parts)))
+    return min(modules)[-1] if modules else None
 
 
 def _is_maker(value: Any) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, Protocol
 
-import gymnasium
 import numpy as np
 
 from operant.envs.catalog import resolve
@@ -16,17 +16,20 @@ from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import (
+    FLAGS,
+    WEIGH,
+    ObservationValidator,
     brief,
     flag_error,
     mask_error,
+    other_dtypes,
     reward_error,
     space_errors,
     terminal_error,
-    text_of,
 )
 from operant.envs.vector.base import Flat
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvError, OperantError, SpaceError, UsageError, whole
+from operant.errors import EnvError, OperantError, SpaceError, UsageError, told, whole
 from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces, mask_name
 
@@ -96,7 +99,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
                 try:
                     trial.close()
                 except Exception as error:
-                    report.fault(f"close raised {type(error).__name__}: {text_of(error)}.", "Correct it.")
+                    report.fault(f"close {told(error)}.", "Correct it.")
     except _StopTrialError:
         pass
     if report.faults:
@@ -122,6 +125,11 @@ class _Report:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self.faults.append(f"{text} {remedy}".rstrip())
+
+    def find(self, text: str) -> None:
+        """Note a finding, unless it was noted before."""
+        if text not in self.findings:
+            self.findings.append(text)
 
     def stop(self, text: str, remedy: str = "") -> NoReturn:
         self.fault(text, remedy)
@@ -161,6 +169,7 @@ class _GymnasiumTrial:
             self.spaces, self._codec = adapter.spaces_of(env)
         except SpaceError as error:
             report.stop(str(error))
+        self._validator = ObservationValidator(self.spaces)
 
     def reset(self, seed: int | None) -> tuple[Any, Flat]:
         answer = _try(self._report, "reset", lambda: self._env.reset(seed=seed))
@@ -182,22 +191,39 @@ class _GymnasiumTrial:
             self._report.stop(error)
         raw, reward, terminated, truncated, _ = answer
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if error := flag_error(name, flag, strict=True):
+            if error := flag_error(name, flag):
                 self._report.fault(
                     error,
                     "step returns (observation, reward, terminated, truncated, info), in this order.",
                 )
+            elif type(flag) not in FLAGS:
+                self._report.find(f"{name} is the number {flag}, not True or False: it is taken as that.")
         reward = _reward(self._report, reward)
         return raw, _CheckedRow(self._flat(raw, "step"), reward, bool(terminated), bool(truncated))
 
     def _flat(self, raw: Any, call: str) -> Flat:
-        for fault in space_errors(self._env.observation_space, raw, f"observation of {call}", strict=True):
+        """Read an observation as training does: what that takes is no fault, but may be worth a finding."""
+        faults = list(space_errors(self._env.observation_space, raw, f"observation of {call}"))
+        for fault in faults:
             self._report.fault(fault, "Correct observation_space, or what is returned.")
         try:
-            flat = self._codec.encode(raw, False)
+            flat = {name: np.array(value)[None] for name, value in self._codec.encode(raw, False).items()}
         except (SpaceError, KeyError, TypeError, IndexError, ValueError):
             raise _StopTrialError from None
-        return {name: np.array(value)[None] for name, value in flat.items()}
+        with warnings.catch_warnings(record=True) as taken:
+            warnings.simplefilter("always")
+            error = self._validator.error(
+                flat, call, (np.ones(1, bool),) * 2
+            )  # masks have a test of their own
+        if error is not None and not faults:
+            self._report.fault(f"The observation of {call}: {error[1]}")
+        for warning in taken:
+            self._report.find(str(warning.message))
+        if (declared := other_dtypes(self._env.observation_space, raw)) is not None:
+            self._report.find(
+                f"The observation has another dtype than its space: {declared}. It is converted."
+            )
+        return flat
 
     def close(self) -> None:
         self._env.close()
@@ -258,7 +284,7 @@ class _EnvironmentTrial:
 
 def _trial(source: EnvSpec, report: _Report) -> _Trial:
     environment = source.make()
-    if isinstance(environment, gymnasium.Env):
+    if adapter.is_single(environment):
         limit = source.own_limit()
         return _GymnasiumTrial(
             environment,
@@ -340,7 +366,7 @@ def _stream(
                 f"An episode terminated exactly at the time limit of {trial.limit} steps. If the limit is "
                 "the reason, say truncated (terminal 2): a termination tells that nothing would follow."
             )
-            report.findings.extend([] if note in report.findings else [note])
+            report.find(note)
         if row.terminated or row.truncated or length == trial.limit:
             raw, flat = trial.reset(None)
             rows.append(_CheckedRow(flat, 0.0, False, False))
@@ -361,6 +387,8 @@ def _reward(report: _Report, reward: Any) -> float:
     if must is None:
         return float(reward)
     remedy = "Mind the order of what is returned." if must == "a number" else "Look for a division by zero."
+    if np.size(reward) > 1:
+        remedy = WEIGH
     received = brief(reward) if must == "a number" else reward
     report.fault(f"The reward must be {must}. Received: {received}.", remedy)
     return 0.0
@@ -370,7 +398,7 @@ def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except Exception as error:
-        report.stop(f"{call} raised {type(error).__name__}: {error}")
+        report.stop(f"{call} {told(error)}.")
 
 
 def _alike(a: list[_CheckedRow], b: list[_CheckedRow]) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raise_of_handler, raised_at
-from operant.errors import EnvError, UsageError
+from operant.envs.validation_errors import raise_of_handler
+from operant.errors import EnvError, UsageError, told
 from operant.spec.spaces import Spaces
 
 
@@ -100,7 +100,7 @@ class LocalConnection:
 
     def _exit_error(self, error: SystemExit, call: str) -> EnvError:
         raise_of_handler(error)
-        return EnvError(f"{self.name!r} raised SystemExit in {call}: {error}{raised_at(error)}")
+        return EnvError(f"{self.name!r} {told(error, f'in {call}')}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +18,10 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raise_of_handler, raised_at
+from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvError, SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError, told
 from operant.spec import build, import_object
 
 HERE = (
@@ -43,6 +45,8 @@ class EnvSpec:
     reward_shaping: Shaping | None = None
     path: str = ""
     """Where a class or function is imported from, if it is."""
+    images: preprocessing.PreprocessingOptions | None = None
+    """What is done to its images; only for Gymnasium's environments that are made."""
 
     @property
     def is_object(self) -> bool:
@@ -55,32 +59,43 @@ class EnvSpec:
             return self._make()
         except SystemExit as error:
             raise_of_handler(error)
-            raise EnvError(
-                f"{self.name!r} raised SystemExit as it was made: {error}{raised_at(error)}"
-            ) from error
+            raise EnvError(f"{self.name!r} {told(error, 'as it was made')}") from error
 
     def _make(self) -> Any:
         if self.is_object:
             return self.target
         if isinstance(self.target, GymnasiumSpec):
-            if preprocessing.is_asked(self.arguments):
-                return preprocessing.make(self.target, self.arguments)
+            if self.images is not None:
+                return preprocessing.make(self.target, self.arguments, self.images)
             return adapter.make(self.target, self.arguments)
         if isinstance(self.target, str):
             return ids.make(self.target, **self.arguments)
         environment = build(self.target, dict(self.arguments), f"environment {self.name!r}")
         if not is_environment(environment):
+            made = type(environment)
+            kind = f"{made.__module__}.{made.__qualname__}".removeprefix("builtins.")
             raise SpecError(
-                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: "
-                f"{type(environment).__name__}.{lacking(environment)}"
+                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {kind}.{lacking(environment)}"
             )
-        return environment
+        if self.images is None:
+            return environment
+        if not adapter.is_single(environment):
+            raise SpecError(
+                f"resize, gray, frame_stack and frame_skip are for one environment of Gymnasium. Received: "
+                f"{type(environment).__name__}. Show smaller images there."
+            )
+        return preprocessing.PreprocessingWrapper(environment, self.images)
 
     def own_limit(self) -> int | None:
         """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
         if not isinstance(self.target, GymnasiumSpec) or self.target.max_episode_steps is None:
             return None
-        return preprocessing.steps_for(self.target.max_episode_steps, self.arguments)
+        return math.ceil(self.target.max_episode_steps / (self.images.frame_skip if self.images else 1))
+
+    @property
+    def preprocessed(self) -> bool:
+        """Whether it is preprocessed as games are."""
+        return self.images is not None and self.images.preprocess
 
     @property
     def is_native(self) -> bool:
@@ -98,6 +113,12 @@ class EnvSpec:
         """Whether it is a vector of Gymnasium's."""
         return isinstance(self.target, gymnasium.vector.VectorEnv)
 
+    @property
+    def makes_vector(self) -> bool:
+        """Whether it is a function that makes a vector of Gymnasium's of any size: it takes `num_envs`."""
+        is_function = callable(self.target) and not isinstance(self.target, type)
+        return is_function and "num_envs" in inspect.signature(self.target).parameters
+
     def create(self, environment: Any = None) -> ValidatedEnv:
         """Make one (or take what `make` returned) as `Environment`, with time limit, shaping and checks."""
         if environment is None:
@@ -112,14 +133,15 @@ class EnvSpec:
     def _environment(self, environment: Any) -> Environment:
         if isinstance(environment, Environment):
             return environment
-        if isinstance(environment, gymnasium.Env):
+        if adapter.is_single(environment):
             return adapter.GymnasiumEnv(environment, self.own_limit() if not self.is_object else None)
         if pettingzoo.is_parallel(environment):
             return pettingzoo.PettingZooEnv(environment)
         if isinstance(environment, gymnasium.vector.VectorEnv):
             raise UsageError(
-                f"{self.name!r} is a vector of environments. Pass it to operant.envs.vector.create.create, "
-                "or pass one environment here."
+                f"{self.name!r} is a vector of environments. Give the object to a class or to "
+                "operant.envs.vector.create.create; let a function that makes it take num_envs; or give one "
+                "environment."
             )
         return SingleEnv(from_native(environment, 1, self.name))
 
@@ -147,6 +169,7 @@ class EnvSpec:
             "name": self.name,
             "arguments": dict(self.arguments),
             "limit": self.max_episode_timesteps,
+            "images": None if self.images is None else dataclasses.asdict(self.images),
         }
         if isinstance(self.target, GymnasiumSpec):
             data["spec"] = _spec_data(self.target)
@@ -177,7 +200,8 @@ class EnvSpec:
             target: Any = GymnasiumSpec(**data["spec"], additional_wrappers=wrappers)
         else:
             target = data["id"] if "id" in data else import_object(data["path"], "environment")
-        return cls(target, data["name"], data["arguments"], data["limit"])
+        images = data["images"] and preprocessing.PreprocessingOptions(**data["images"])
+        return cls(target, data["name"], data["arguments"], data["limit"], images=images)
 
 
 def _spec_data(spec: Any) -> dict[str, Any]:
@@ -260,6 +284,9 @@ def lacking(value: Any) -> str:
         return ""
     if isinstance(getattr(value, "action_space", None), gymnasium.Space):
         return " It has a space of Gymnasium: derive its class from gymnasium.Env."
+    if hasattr(value, "action_space") and not hasattr(value, "spaces"):
+        other = "It is not of Gymnasium but of another, perhaps older, interface"
+        return f" {other}: wrap it in a gymnasium.Env, as docs/environments.md shows."
     lacks = []
     for name in _NATIVE:
         try:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import signal
-import sysconfig
 import threading
 import traceback
 import warnings
@@ -21,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy import fmax, fmin, vdot
 
+from operant.errors import told
 from operant.spec.spaces import Spaces, mask_name
 from operant.spec.spaces.space import Flat
 
@@ -30,15 +29,13 @@ NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """The types of nearly all rewards, for a fast test before `reward_error`."""
 FLAGS = frozenset((bool, np.bool_))
 """The types of nearly all flags, for a fast test before `flag_error`."""
-MOST_TEXT = 2000
-"""Characters of an exception that are shown."""
+WEIGH = (
+    "Make one of several, in a function that makes the environment (--env my_module:make), by "
+    "mo_gymnasium.wrappers.LinearReward(env, weight=numpy.array([...])) or a gymnasium.RewardWrapper."
+)
+"""The remedy for a reward of several numbers."""
 CLOSE_SECONDS = 10.0
 """How long an environment in this process may take to close."""
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LIBRARIES = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 _LARGEST = float(np.finfo(np.float32).max)
 _KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
@@ -49,14 +46,13 @@ class _HangError(Exception):
     """Wakes the main thread."""
 
 
-def space_errors(space: Any, value: Any, name: str = "observation", *, strict: bool = False) -> Iterator[str]:
-    """Say why a value is not a member of a Gymnasium space.
+def space_errors(space: Any, value: Any, name: str = "observation") -> Iterator[str]:
+    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds.
 
     Args:
         space: the Gymnasium space.
         value: one member, without a batch axis.
         name: of the value, for messages.
-        strict: whether dtypes must be equal, not only of the same kind.
     """
     from gymnasium import spaces
 
@@ -67,18 +63,29 @@ def space_errors(space: Any, value: Any, name: str = "observation", *, strict: b
             yield f"The {name} must be a dict with {keys}. Received: {received}."
             return
         for key, branch in space.spaces.items():
-            yield from space_errors(branch, value[key], f"{name}[{key!r}]", strict=strict)
+            yield from space_errors(branch, value[key], f"{name}[{key!r}]")
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
             yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
             return
         for i, branch in enumerate(space.spaces):
-            yield from space_errors(branch, value[i], f"{name}[{i}]", strict=strict)
+            yield from space_errors(branch, value[i], f"{name}[{i}]")
     else:
-        yield from _array_errors(space, value, name, strict)
+        yield from _array_errors(space, value, name)
 
 
-def _array_errors(space: Any, value: Any, name: str, strict: bool) -> Iterator[str]:
+def other_dtypes(space: Any, value: Any) -> str | None:
+    """Return the first dtype in an observation that is another than its space's: ``float64, not float32``."""
+    if hasattr(space, "spaces"):
+        keys = space.spaces if isinstance(space.spaces, Mapping) else range(len(space.spaces))
+        each = (other_dtypes(space.spaces[key], value[key]) for key in keys)
+        return next((found for found in each if found is not None), None)
+    dtype = getattr(value, "dtype", None)  # Python's own numbers have none
+    same = dtype is None or dtype == space.dtype or not space.shape
+    return None if same else f"{dtype}, not {space.dtype}"
+
+
+def _array_errors(space: Any, value: Any, name: str) -> Iterator[str]:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
@@ -91,15 +98,10 @@ def _array_errors(space: Any, value: Any, name: str, strict: bool) -> Iterator[s
     if array.shape != (space.shape or ()):
         yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
         return
-    if strict and (
-        (not isinstance(value, np.ndarray) and space.shape) or (array.dtype != space.dtype and space.shape)
-    ):
-        received = f"dtype {array.dtype}" if isinstance(value, np.ndarray) else brief(value)
-        yield f"The {name} must be an array of dtype {space.dtype}. Received: {received}."
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
         return
-    if kind == "f" and not strict:  # a little outside is taken
+    if kind == "f":  # a little outside is taken
         return
     low, high = _bounds(space)
     outside = (array < low) | (array > high)
@@ -222,9 +224,9 @@ def reward_error(reward: Any) -> str | None:
     return f"at most {_LARGEST:.3g} in size" if isfinite(reward) else "finite"
 
 
-def flag_error(name: str, flag: Any, *, strict: bool = False) -> str | None:
-    """Say that a flag of Gymnasium's `step` is none; None if it is sound. 0 and 1 are, unless `strict`."""
-    if type(flag) in FLAGS or (not strict and isinstance(flag, int | np.integer) and flag in (0, 1)):
+def flag_error(name: str, flag: Any) -> str | None:
+    """Say that a flag of Gymnasium's `step` is none; None if it is sound. 0 and 1 are."""
+    if type(flag) in FLAGS or (isinstance(flag, int | np.integer) and flag in (0, 1)):
         return None
     return f"{name} must be True or False. Received: {brief(flag)}."
 
@@ -261,33 +263,6 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def text_of(error: BaseException) -> str:
-    """Return the text of somebody's exception, which may be huge, or itself raise."""
-    try:
-        return shortened(str(error))
-    except Exception as fault:
-        return f"(its text raises {type(fault).__name__})"
-
-
-def shortened(text: str) -> str:
-    """Return a text, or its beginning and how long it is."""
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text)} characters)"
-
-
-def raised_at(error: BaseException) -> str:
-    """Return where in the user's code an exception was raised, as `` (FILE, line N: SOURCE)``.
-
-    It is the innermost place outside operant and installed packages, if there is one; else the innermost one
-    outside operant.
-    """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
-    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
-    if not frames:
-        return ""
-    frame = (own or frames)[-1]
-    return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
-
-
 def raise_of_handler(error: BaseException) -> None:
     """Raise a `SystemExit` of a signal handler again: it is to end the program, and no fault inside."""
     if not isinstance(error, SystemExit):
@@ -306,7 +281,7 @@ def close(environment: Any) -> None:
     except (Exception, SystemExit) as error:
         raise_of_handler(error)
         hangs = isinstance(error, _HangError)
-        how = "hangs" if hangs else f"raised {type(error).__name__}: {text_of(error)}"
+        how = "hangs" if hangs else told(error)
         warnings.warn(f"close of {name!r} {how}; it counts as closed.", RuntimeWarning, stacklevel=3)
 
 

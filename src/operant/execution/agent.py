@@ -360,7 +360,8 @@ class Agent(InteractiveAgent):
             format: 'checkpoint': everything that it needs to continue exactly (parameters, optimizer, memory,
                 unfinished rows, keys). 'numpy', 'hdf5', 'safetensors': weights and counters, as
                 `checkpoint/weight_files.py` describes, the specification as JSON beside them. 'stablehlo',
-                'onnx': the policy alone, to act without operant; see `operant.execution.export`.
+                'onnx', 'saved-model': the policy alone, to act without operant; see
+                `operant.execution.export`.
             append: add this counter's value to the name: 'timesteps', 'episodes' or 'updates'.
 
         Returns:
@@ -371,7 +372,6 @@ class Agent(InteractiveAgent):
                 policy cannot have.
             UsageError: a policy's actions are drawn by chance, or what its format needs is not installed.
         """
-        export.refuse_saved_model(format)
         saving.check_format(format, *export.FORMATS)
         if append not in (None, *weight_files.COUNTERS):
             raise value_error("append", "one of 'timesteps', 'episodes', 'updates', or None", append)

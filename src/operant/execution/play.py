@@ -14,7 +14,7 @@ import numpy as np
 from operant.errors import SpaceError, SpecError, as_folder, quoted, shown, suggest
 from operant.spec import Config, checked, data_only, option, plain, refuse_places
 from operant.spec.random_streams import Purpose, derived_seed
-from operant.spec.run import ENVIRONMENTS, argument_faults
+from operant.spec.run import ENVIRONMENTS, IMAGES, argument_faults, images
 from operant.spec.spaces import Spaces
 from operant.tracking.runs import read_run
 
@@ -51,6 +51,10 @@ class PlayConfig(Config):
     )
     preprocess: bool = option(False, "Preprocess frames as usual for Atari, as in training")
     max_frame: bool = option(False, "With preprocess: take the maximum of the last two frames of every four")
+    resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
+    gray: bool = option(False, "Make images gray")
+    frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
+    frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     action_idx: int = option(0, "Actions: 0 the best, 1 drawn from the policy", low=0, high=1)
     render: bool = option(False, "Show the environment in a window")
     video_dir: str | None = option(None, "Folder for videos, one mp4 file for each episode")
@@ -220,6 +224,7 @@ def _prepared(
     from operant.spec import runtime
     from operant.training.session import fitting
 
+    runtime.prepare()
     runtime.devices()  # says what is wrong with them, if anything is
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved = None if newest is None else _specification(newest)
@@ -367,14 +372,14 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
     from operant.envs.vector import create
 
     name = config.env if source is None else source
-    flags = {"preprocess": config.preprocess, "max_frame": config.max_frame}
+    shown_as = images(config)
     limit = config.max_episode_timesteps
     file = Path(config.run_dir or "") / "run.json"
     if config.run_dir is not None and file.is_file():
         record = read_run(file)
         saved = record["run"]
         if name == "" or (isinstance(name, str) and full_id(name) == full_id(saved["env"])):
-            flags = {key: value or bool(saved.get(key, False)) for key, value in flags.items()}
+            shown_as = {**{key: saved[key] for key in IMAGES if saved.get(key)}, **shown_as}
             lives = bool(saved.get("episodic_life", lives))
             limit = saved.get("max_episode_timesteps") if limit is None else limit
             config = _with_arguments(config, saved.get("env_kwargs") or {}, str(file.parent))
@@ -398,7 +403,7 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
         raise SpecError(f"env must be given: an environment id such as CartPole-v1 (--env, env=).{why}")
     if config.watched and resolve(name).is_native:
         name = _counterpart(name)
-    arguments: dict[str, Any] = {key: True for key, value in flags.items() if value}
+    arguments: dict[str, Any] = {}
     if config.watched:
         from operant.execution.render import require
 
@@ -407,7 +412,7 @@ def environment(config: PlayConfig, source: Any = None, lives: bool = True) -> V
     mode: Any = "in-process" if config.watched else "auto"
     kwargs = plain(config.env_kwargs or {})
     make = functools.partial(
-        create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=kwargs
+        create.create, name, 1, mode=mode, max_episode_timesteps=limit, env_kwargs=kwargs, images=shown_as
     )
     try:
         env = make(**arguments)

@@ -22,9 +22,8 @@ import numpy as np
 from operant.envs.gymnasium import adapter
 from operant.envs.gymnasium.preprocessing import PreprocessingWrapper
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raised_at
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
-from operant.errors import EnvError, SpecError, UsageError, as_folder
+from operant.errors import EnvError, SpecError, UsageError, as_folder, told
 
 
 class Output(Protocol):
@@ -348,10 +347,8 @@ def _drawn(env: Any) -> Any:
         return env.render()
     except Exception as error:
         if _mujoco(env) is None:
-            name, text = type(getattr(env, "unwrapped", env)).__name__, f": {error}" if str(error) else ""
-            raise EnvError(
-                f"{name!r} raised {type(error).__name__} in render{text}{raised_at(error)}"
-            ) from error
+            name = type(getattr(env, "unwrapped", env)).__name__
+            raise EnvError(f"{name!r} {told(error, 'in render')}") from error
         raise UsageError(
             f"The environment cannot be drawn: {error}. Without a display, set the environment variable "
             "MUJOCO_GL=egl."

@@ -40,11 +40,12 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
         CheckpointError: there is none, or it is an exported policy, which is no agent.
     """
     suffixes = {Path(filename or "").suffix, directory.suffix if directory.is_file() else ""}
-    if format in export.FORMATS or suffixes & set(export.FORMATS.values()):
+    saved_model = (directory / "saved_model.pb").is_file()
+    if saved_model or format in export.FORMATS or suffixes & set(export.FORMATS.values()):
         raise CheckpointError(
             f"A file of format {', '.join(map(repr, export.FORMATS))} holds a policy, which acts and cannot "
-            f"learn on: it is no agent. Load it with operant.load_policy({str(directory)!r}), or save the "
-            "agent with format='checkpoint', too."
+            f"learn on: it is no agent. Load it with operant.load_policy({str(directory)!r}), a SavedModel "
+            "with tensorflow.saved_model.load, or save the agent with format='checkpoint', too."
         )
     if format is not None:
         check_format(format)
@@ -112,7 +113,7 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
         saved = checkpoint.newest(directory, filename)
     if saved is None:
         named = "" if filename is None else f" {filename!r}"
-        policies = [p.name for suffix in export.FORMATS.values() for p in directory.glob(f"*{suffix}")]
+        policies = [p.name for suffix in export.READ.values() for p in directory.glob(f"*{suffix}")]
         remedy = f" {policies[0]!r} there is a policy: operant.load_policy reads it." if policies else ""
         if filename is not None and directory.is_dir():
             whole = [path.name for path in checkpoint.list_checkpoints(directory)]

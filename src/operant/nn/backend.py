@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,18 +23,43 @@ PACKAGES = ("keras", "operant", "builtins")
 """Where the classes and functions of a configuration may be, unless the program has registered them."""
 
 
+class _LateFinder(importlib.abc.MetaPathFinder):
+    """Finds parts of Keras and JAX that no agent uses, such that they load when they are first used: with
+    matplotlib, pandas and SciPy, which they import, they take half of Keras's time.
+    """
+
+    names = (
+        "jax.experimental.sparse.linalg",
+        "keras._tf_keras",
+        "keras.src.trainers.data_adapters.array_slicing",
+        "keras.src.visualization",
+        "keras.visualization",
+    )
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name in self.names else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
 def keras() -> Any:
     """Return Keras, loaded on JAX by the first call; BackendError: it is loaded on another backend."""
-    if "keras" not in sys.modules:
+    if "keras" in sys.modules:
+        module = sys.modules["keras"]
+    else:
         os.environ["KERAS_BACKEND"] = "jax"
-    module = importlib.import_module("keras")
+        late = _LateFinder()
+        sys.meta_path.insert(0, late)
+        try:
+            module = importlib.import_module("keras")
+        finally:
+            sys.meta_path.remove(late)
     backend = module.backend.backend()
     if backend != "jax":
         raise BackendError(
-            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend, "
-            "which cannot be "
-            "changed afterwards. Set the environment variable KERAS_BACKEND=jax before Python starts, or put "
-            "`import os; os.environ['KERAS_BACKEND'] = 'jax'` above the first `import keras`."
+            f"Keras must run on JAX, but this program has already loaded it on its {backend!r} backend. Put "
+            "`import operant` above the first `import keras`, or set KERAS_BACKEND=jax before Python starts."
         )
     return module
 

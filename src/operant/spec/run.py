@@ -18,6 +18,8 @@ MONITORING = ("plateau_reduce_factor", "plateau_reduce_patience", "early_stop_pa
 """Options of a run that have no effect unless `divergence_monitoring_steps` is given."""
 GAMES = ("clip_rewards", "episodic_life")
 """Options of a run that have no effect unless games are preprocessed."""
+IMAGES = ("preprocess", "max_frame", "resize", "gray", "frame_stack", "frame_skip")
+"""Options of a run, and of playing, that say what is done to images."""
 ENVIRONMENTS = "Arguments of the environment itself: NAME=VALUE ..., or a JSON object"
 """Help of `env_kwargs`."""
 _WATCH = "Watch a policy with `operant play`: --render, --video-dir, --frame-dir."
@@ -101,6 +103,10 @@ class RunConfig(Config):
         "With preprocess: take the maximum of the last two frames of every four",
         search="categorical",
     )
+    resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
+    gray: bool = option(False, "If specified, images are made gray (those of --preprocess always are)")
+    frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
+    frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     clip_rewards: bool = option(
         True, "For preprocessed games: learn from the sign of rewards; scores are reported unclipped"
     )
@@ -264,6 +270,17 @@ class RunConfig(Config):
                     )
 
 
+def images(config: Config) -> dict[str, Any]:
+    """Return the options of a config that say what is done to images, as far as they are given."""
+    kind = type(config)
+    return {name: getattr(config, name) for name in IMAGES if getattr(config, name) != default(kind, name)}
+
+
+def without_images(config: Any) -> Any:
+    """Return the options of a run, or of playing, with images left as they are."""
+    return config.replace(**{name: default(type(config), name) for name in IMAGES})
+
+
 def located(run: RunConfig) -> RunConfig:
     """Return options whose paths are absolute, as of the working directory now."""
     base = working_directory()
@@ -271,6 +288,14 @@ def located(run: RunConfig) -> RunConfig:
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}
     return run.replace(**places, **{name: path and str(base / path) for name, path in single.items()})
+
+
+class ProcessConfig(Config):
+    """Options of commands that compile programs: of this process, and of no run."""
+
+    compilation_cache: bool = option(
+        True, "Keep compiled programs for later commands (OPERANT_COMPILATION_CACHE says where; 0: nowhere)"
+    )
 
 
 class RunnerConfig(Config):

@@ -13,25 +13,81 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError, UsageError
+from operant.spec.program_cache import MOST_BYTES, ProgramCache, opened
 
 LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 """Lets XLA compute matrix products, and convolutions as such products, with a library on CPU."""
 
 
-def prepare(asynchronous: bool = False) -> None:
-    """Choose, before JAX runs anything, how calls are dispatched on CPU, unless the user chose.
+def prepare(asynchronous: bool = False, threads: int | None = None) -> None:
+    """Choose, before JAX runs anything, what the user did not: how calls are dispatched on CPU, and where
+    compiled programs are kept for other processes.
 
-    If `asynchronous`, the calling thread leaves the work to XLA's threads.
+    Args:
+        asynchronous: let the calling thread leave the work to XLA's threads.
+        threads: with which XLA is going to start on CPU; None: all.
     """
     import jax
 
-    if "JAX_CPU_ENABLE_ASYNC_DISPATCH" not in os.environ:
-        jax.config.update("jax_cpu_enable_async_dispatch", asynchronous)
+    _set("jax_cpu_enable_async_dispatch", asynchronous)
+    chosen: Any = jax.config
+    limit = chosen.jax_compilation_cache_max_size
+    if chosen.jax_compilation_cache_dir or limit == 0 or not chosen.jax_enable_compilation_cache:
+        return
+    try:  # JAX has no public way to bring a cache of one's own; without it, programs are compiled
+        from jax._src import compilation_cache, xla_bridge
+
+        module: Any = compilation_cache
+        if module._cache is not None:
+            return
+        running = xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return
+    known = os.environ.get("NPROC") or (None if running else threads) or processors()
+    module._cache = opened(known, MOST_BYTES if limit < 0 else limit)
+    if module._cache is not None:
+        _set("jax_persistent_cache_min_compile_time_secs", 0.0)  # a second is most of what they take together
+
+
+@contextlib.contextmanager
+def on_compilation(tell: Callable[[str], None] | None) -> Iterator[None]:
+    """Call `tell`, if there is one, with a line for the user before the first program inside is compiled.
+
+    Not if JAX has a cache that the user told it of: then only JAX knows whether it compiles.
+    """
+    import jax
+    from jax._src import compilation_cache
+
+    cache: Any = getattr(compilation_cache, "_cache", None)
+    if tell is None or not isinstance(cache, ProgramCache):
+        chosen: Any = jax.config
+        if tell is not None and not chosen.jax_compilation_cache_dir:
+            tell("Compiling (some seconds)")
+        yield
+        return
+
+    def missed() -> None:
+        cache.on_miss = None
+        tell("Compiling (some seconds; kept for the next run)")
+
+    cache.on_miss = missed
+    try:
+        yield
+    finally:
+        cache.on_miss = None
+
+
+def _set(name: str, value: Any) -> None:
+    """Set an option of JAX, unless an environment variable does."""
+    import jax
+
+    if name.upper() not in os.environ:
+        jax.config.update(name, value)
 
 
 LARGE_PRODUCT = 2**22
@@ -60,7 +116,7 @@ def start(
         calls: of the compiled program that the process makes at the same time.
     """
     threads = threads_for(shapes, product, calls) if threads is None else threads
-    prepare(asynchronous=threads is None or threads > calls)
+    prepare(threads is None or threads > calls, threads)
     variables = {}
     if threads is not None and "NPROC" not in os.environ:
         variables["NPROC"] = str(threads)

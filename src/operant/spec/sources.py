@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, reading, suggest, working_directory
+from operant.errors import SpecError, reading, suggest, told, working_directory
 from operant.spec.values import from_json
 
 
@@ -129,6 +129,8 @@ def imported(path: str, what: str) -> Any:
                     f"(for a run, too: --{'env' if what == 'environment' else what} module:Name)."
                 )
         raise SpecError(f"The {what} {path!r} cannot be imported: {error}.{remedy}") from None
+    except Exception as error:  # it may run anything
+        raise SpecError(f"The {what} {path!r} cannot be imported: its module {told(error)}.") from error
     try:
         return getattr(source, name)
     except AttributeError as error:

@@ -8,8 +8,9 @@ import io
 import math
 import os
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
 from operant.errors import value_error
 from operant.tracking.record import EpisodeRecord, Logger, Record
@@ -42,7 +43,8 @@ class OutputStream:
             return False
 
     def write(self, text: str) -> None:
-        """Write a text, if there is anything to write it to."""
+        """Write a text, if there is anything to write it to, in the place of what `wait` shows."""
+        Ticker.end()
         if self._stream is not None:
             self._stream.write(text)
 
@@ -55,6 +57,56 @@ def say(text: str) -> None:
     """Print a line on standard output, if that takes it: no result depends on it."""
     with contextlib.suppress(Exception):
         print(text, file=OutputStream(sys.stdout), flush=True)
+
+
+class Ticker:
+    """The last line of a terminal: what goes on there, and for how long, until something else is printed.
+
+    Its cursor stays where the line begins, so that what others print takes the line's place.
+    """
+
+    _shown: ClassVar[Ticker | None] = None
+
+    def __init__(self, text: str, stream: TextIO) -> None:
+        self._text = text
+        self._stream = stream
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+
+    @classmethod
+    def begin(cls, text: str) -> None:
+        """Show a text in the place of the one before; not to be called where no terminal is."""
+        cls.end()
+        cls._shown = ticker = cls(text, sys.stdout)
+        ticker._thread.start()
+
+    @classmethod
+    def end(cls) -> None:
+        """Remove the line, if there is one."""
+        ticker, cls._shown = cls._shown, None
+        if ticker is not None:
+            ticker._over.set()
+            ticker._thread.join()
+            ticker._write("\x1b[K")
+
+    def _count(self) -> None:
+        begun = time.monotonic()
+        while not self._over.is_set():
+            self._write(f"{self._text} ... {int(time.monotonic() - begun)} s\r")
+            self._over.wait(0.5)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def wait(text: str, line: bool = True) -> None:
+    """Say what goes on until the next output: on a terminal with the seconds, elsewhere (`line`) once."""
+    if OutputStream(sys.stdout).isatty():
+        Ticker.begin(text)
+    elif line:
+        say(f"{text} ...")
 
 
 class Console(Logger):
@@ -242,6 +294,7 @@ class Console(Logger):
                 progress.TimeElapsedColumn(),
                 progress.TimeRemainingColumn(),
             ]
+        Ticker.end()
         self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
         self._bar.add_task("", total=self._max_steps, completed=self._step)
 

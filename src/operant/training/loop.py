@@ -20,8 +20,9 @@ from operant.agents.base.agent_spec import AgentSpec
 from operant.agents.base.learner import TrainState, learnt_by, with_empty_buffer, without_buffer
 from operant.checkpoint import durable
 from operant.errors import CheckpointError, reading, shown
-from operant.spec import traced
+from operant.spec import runtime, traced
 from operant.spec.run import RunConfig
+from operant.tracking.console import wait
 from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
@@ -244,7 +245,10 @@ class TrainingLoop:
             SystemExit: likewise, what a callback or a vector of the user's raised.
         """
         try:
-            with signals.orderly(self.interrupt):
+            tell = None if self.run.quiet else wait
+            if tell is not None:
+                tell("The first steps", line=False)
+            with signals.orderly(self.interrupt), runtime.on_compilation(tell):
                 reason = self.begin()
                 while reason is None:
                     reason = self.take(self.driver.advance(self.blocks()))

@@ -18,10 +18,10 @@ from operant.agents.table import AGENTS
 from operant.envs import catalog
 from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import EnvError, UsageError, quoted, shown
-from operant.spec import plain
+from operant.spec import plain, runtime
 from operant.spec.run import TOGETHER, ClusterConfig, RunConfig, located
 from operant.tracking import LoggerGroup, interval
-from operant.tracking.console import say
+from operant.tracking.console import say, wait
 from operant.tracking.record import Record
 from operant.training import signals
 from operant.training.cluster_seeds import train_on_cluster
@@ -243,7 +243,8 @@ def run_together(
             training.interrupt()
 
     try:
-        with signals.orderly(interrupt):
+        tell = None if next(iter(trainings.values())).run.quiet else wait
+        with signals.orderly(interrupt), runtime.on_compilation(tell):
             for i, training in trainings.items():
                 go_on(i, training.begin())
             while wanted:

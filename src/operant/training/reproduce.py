@@ -114,7 +114,7 @@ def reproduce(
         KeyboardInterrupt: it was interrupted.
     """
     config = ReproduceConfig.from_dict({}) if config is None else config
-    record = _record(Path(directory))
+    record = _record(Path(directory), config.max_steps)
     named = (
         ("agent", agent and resolve(agent), record.data["agent"]["type"]),
         ("env", config.env, record.run.env),
@@ -136,7 +136,8 @@ def reproduce(
         return _compared(record, place, step, config.max_steps is None, _changes(record.data))
 
 
-def _record(directory: Path) -> RunRecord:
+def _record(directory: Path, max_steps: int | None) -> RunRecord:
+    """Read what a run left, without what it was to do, when it was resumed, after `max_steps`."""
     from operant import checkpoint
     from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
@@ -153,20 +154,29 @@ def _record(directory: Path) -> RunRecord:
     if newest is None:
         raise SpecError(f"{shown(directory)!r} cannot be reproduced: it has no checkpoint to compare with.")
     training = checkpoint.read_header(newest)["training"]
-    for reason in _obstacles(data, training, run):
+    origin, parts = Origin(**training["origin"]), data.get("resumed", [])
+    within = [part for part in parts if max_steps is None or part["step"] + origin.step < max_steps]
+    data = {**data, "resumed": within}
+    if len(within) < len(parts):
+        last = within[-1] if within else data["run"]
+        run = run.replace(n_devices=last.get("n_devices", data["run"].get("n_devices")))
+    failed = training["ended"] == "failed" and (
+        max_steps is None or max_steps >= origin.step + training["step"]
+    )
+    for reason in _obstacles(data, failed, run):
         raise SpecError(f"{shown(directory)!r} cannot be reproduced: {reason}")
     # No checkpoint holds how far each part of a run was to go: repeat all of it in one part.
     run = run.replace(target_reward=None, max_steps=FOREVER)
     if data["vector"] is not None:
         run = run.replace(vector=data["vector"])
     history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
-    return RunRecord(directory, data, run, history, newest, training, Origin(**training["origin"]))
+    return RunRecord(directory, data, run, history, newest, training, origin)
 
 
-def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -> Iterator[str]:
+def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[str]:
     from operant.training import provenance
 
-    if training["ended"] == "failed":
+    if failed:
         yield "it was ended by an environment that failed, in the middle of a step."
     if data["together"] is not None:
         yield (
@@ -175,7 +185,7 @@ def _obstacles(data: dict[str, Any], training: dict[str, Any], run: RunConfig) -
         )
     if data["loaded"] is not None:
         yield f"it went on from a checkpoint of elsewhere, {data['loaded']!r}."
-    parts = data.get("resumed", [])
+    parts = data["resumed"]
     if parts and data["vector"] is not None:
         yield (
             f"it was resumed at step {parts[0]['step']}, where its environments began new episodes. "
@@ -343,7 +353,7 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 def _changes(data: dict[str, Any]) -> list[str]:
     from operant.training import provenance
 
-    last = (data.get("resumed") or [data])[-1]
+    last = (data["resumed"] or [data])[-1]
     now = {
         "versions": provenance.versions(),
         "machine": provenance.machine(),

@@ -6,9 +6,10 @@ import contextlib
 import datetime
 import json
 import os
+import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,6 +81,20 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
                 left.unlink(missing_ok=True)
             yield directory
             return
+
+
+@contextlib.contextmanager
+def emptied_if(vain: Callable[[], bool], directory: Path) -> Iterator[None]:
+    """Empty the folder of a run, which was empty before, if it fails `vain`: before it has learnt anything."""
+    try:
+        yield
+    except Exception:
+        for path in directory.iterdir() if vain() else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        raise
 
 
 def _is_free(directory: Path) -> bool:

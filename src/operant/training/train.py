@@ -22,6 +22,7 @@ from operant.errors import SpecError, UsageError, quoted, reading, shown, value_
 from operant.spec import effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
+from operant.tracking.console import wait
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
@@ -36,6 +37,7 @@ from operant.training.run_dir import (
     claimed,
     describe,
     describe_resume,
+    emptied_if,
     held,
     history_held,
     runs_within,
@@ -204,6 +206,8 @@ def _prepared(
     with _of_record(plan):
         parse_agent(plan.agent)
     definition = parse_agent(plan.agent, **plan.options)
+    if not run.quiet:
+        wait(f"Building {definition.name} for {run.env}")
     if plan.resume is None:
         definition = fitting(definition, run.weights)
     # Of several processes that train together, one makes the folder and writes.
@@ -241,6 +245,7 @@ def _prepared(
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             describe_resume(directory, training, run, command, changed)
         else:
+            stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
             describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         training.loggers = create_loggers(directory, run, training, plan.resume is not None, own)
@@ -248,6 +253,7 @@ def _prepared(
         for text in (
             _greeting(definition.name, run, environments, directory),
             *_presets(plan, run.env),
+            *environments.remarks,
             *definition.remarks(training.own_steps),
         ):
             training.loggers.message(text)

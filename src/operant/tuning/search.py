@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
-from operant.tracking import Console, LoggerGroup
+from operant.tracking import Console, LoggerGroup, console
 from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
 from operant.tuning.plan import PER_TRIAL, StudyPlan
@@ -67,6 +67,7 @@ class StudySearch:
         self._waiting: list[list[_TrialSlot]] = []
         """Trials that were asked for, of which each list waits for a process."""
         self._spare: TrialProcess | None = None
+        self._shown = ""
         self._left = plan.config.n_trials
         self._lost = 0
         self._placement = TaskPlacement.read(plan.config)
@@ -105,6 +106,7 @@ class StudySearch:
         while not self.stopped and (self._left or self._waiting or self._running):
             while (self._left or self._waiting) and len(self._running) < config.n_jobs and not self.stopped:
                 self._begin()
+            self._tick()
             for connection in wait(list(self._running), timeout=0.2):
                 self._hear(self._running[connection])
             self._beat()
@@ -117,6 +119,14 @@ class StudySearch:
         groups = [*(group.trials.values() for group in self._running.values()), *self._waiting]
         return [slot for group in groups for slot in group]
 
+    def _tick(self) -> None:
+        """Show on a terminal which trials run."""
+        groups = [list(group.trials.values()) for group in self._running.values()]
+        running = ", ".join(str(slot.trial.number) for group in groups for slot in group)
+        if running != self._shown and not self.plan.run.get("quiet"):
+            console.wait(f"Running: trial {running}", line=False)
+        self._shown = running
+
     def _process(self) -> TrialProcess:
         silent = not self.plan.config.non_silent
         if self._placement is None:
@@ -127,6 +137,8 @@ class StudySearch:
 
     def _try(self) -> None:
         """Build what trials will train, with every range's first or last value, before writing anything."""
+        if not self.plan.run.get("quiet"):
+            console.wait("Building the first trial")
         self._spare = self._process()
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
@@ -191,6 +203,11 @@ class StudySearch:
         process, self._spare = self._spare or self._process(), None
         process.send(self._order("train", [slot.order for slot in trials.values()]))
         self._running[process.connection] = _TrialGroup(process, trials)
+        first, *others = (slot.trial for slot in trials.values())
+        if others:
+            self.say(f"Trials {first.number} to {others[-1].number} begin, in one process")
+        else:
+            self.say(f"Trial {first.number} begins{shown(first.params)}")
 
     def _ask(self) -> _TrialSlot:
         """Let Optuna choose the settings of another trial."""

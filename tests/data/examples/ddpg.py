@@ -1,4 +1,4 @@
-from keras.optimizers import Adam
+from operant.keras.optimizers import Adam
 
 import operant
 from operant import DDPG

@@ -42,7 +42,11 @@ class Card(Mapping[str, Any]):
         if key == "agent":
             return _trainer(resolve(self._name))
         if key not in self._files:
-            raise SpecError(f"The agent {self._name!r} has no {key!r}.{suggest(key, self)}")
+            close = (
+                suggest(key, self, listed=False) if key not in SLOTS else ""
+            )  # 'model' is close to 'module'
+            have = ", ".join(map(repr, self))
+            raise SpecError(f"The agent {self._name!r} has no {key!r}.{close} It has {have}.")
         return self._files[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -62,6 +66,15 @@ class Card(Mapping[str, Any]):
         return f"Card({self._name!r})"
 
 
+class _Files(dict[str, list[str]]):
+    """Model files by kind of observation."""
+
+    def __missing__(self, kind: object) -> list[str]:
+        raise SpecError(
+            f"Model files are for vectors or for images: ['ann'][0] or ['cnn'][0]. Received: [{kind!r}]."
+        )
+
+
 @functools.cache
 def _trainer(agent: str) -> type:
     cls: Any = getattr(importlib.import_module("operant"), entry(agent).cls)
@@ -69,9 +82,11 @@ def _trainer(agent: str) -> type:
     return trainer
 
 
-def _files(owner: str, slot: str) -> dict[str, list[str]]:
+def _files(owner: str, slot: str) -> _Files:
     named = _table().get(owner, {}).get(slot, {})
-    return {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
+    return _Files(
+        {kind: [str(MODEL_FILES / file) for file in named.get(kind, ())] for kind in ("ann", "cnn")}
+    )
 
 
 @functools.cache

@@ -20,13 +20,14 @@ from operant.envs.environment import SpacesEnv
 from operant.envs.validation_errors import (
     FLAGS,
     NUMBERS,
+    WEIGH,
     brief,
     close,
     flag_error,
     reward_error,
     space_errors,
 )
-from operant.errors import EnvError, OperantError, SpaceError, SpecError, suggest
+from operant.errors import EnvError, OperantError, SpaceError, SpecError, suggest, told
 from operant.spec import refuse_code
 from operant.spec.spaces import Codec, Leaf, Spaces, from_gymnasium
 from operant.spec.spaces.space import Flat
@@ -69,6 +70,10 @@ def find(name: str) -> EnvSpec | None:
                 f"The module of environment {name!r} cannot be imported: {error}. Check its name and that "
                 "it is installed."
             ) from None
+        except Exception as error:  # it may run anything
+            raise SpecError(
+                f"The module of environment {name!r} cannot be imported: it {told(error)}."
+            ) from error
     if label not in gymnasium.registry and not register_atari() and _ATARI_ID.search(label):
         raise SpecError(f"Environment {name!r} needs ALE. Install it: pip install 'operant[atari]'.")
     spec = gymnasium.registry.get(label)
@@ -108,6 +113,12 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
         SpecError: an argument is unknown, or a package is missing.
     """
     arguments = _arguments(spec, arguments, spec.entry_point)
+    modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
+    if modes and arguments.get("render_mode", modes[0]) not in {*modes, "human"}:
+        raise SpecError(
+            f"{spec.id!r} gives no pictures: its render modes are {', '.join(map(str, modes))}. Play it without "
+            "render, video_dir and frame_dir."
+        )
     bare = dataclasses.replace(
         spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
     )
@@ -248,10 +259,7 @@ def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -
             if arguments
             else ""
         )
-        raise SpecError(
-            f"Environment {spec.id!r} cannot be made: {type(error).__name__}: "
-            f"{str(error).rstrip('.')}.{received}"
-        ) from error
+        raise SpecError(f"Environment {spec.id!r} cannot be made: it {told(error)}.{received}") from error
 
 
 class GymnasiumSubEnv:
@@ -398,7 +406,8 @@ def _check_step(answer: Any) -> None:
     if (
         reward_error(reward) == "a number"
     ):  # finite numbers are a matter of the vector, which tests all at once
-        raise EnvError(f"The reward must be a number. Received: {brief(reward)}.")
+        weigh = f" {WEIGH}" if np.size(reward) > 1 else ""
+        raise EnvError(f"The reward must be a number. Received: {brief(reward)}.{weigh}")
     if error := flag_error("terminated", terminated) or flag_error("truncated", truncated):
         raise EnvError(error)
 
@@ -415,12 +424,24 @@ def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
                 f"{type(env.unwrapped).__name__!r} defines no {name}: set it in __init__ "
                 "(and call super().__init__() if a parent sets it)."
             )
+    inner: Any = env
+    rewards: Any = getattr(getattr(env.unwrapped, "reward_space", None), "shape", None)
+    while isinstance(inner, gymnasium.Wrapper) and type(inner).__module__.startswith("gymnasium."):
+        inner = inner.env
+    if rewards and rewards != (1,) and inner is env.unwrapped:  # else a wrapper may make one number of them
+        raise SpaceError(f"{type(env.unwrapped).__name__!r} rewards with {rewards[0]} numbers. {WEIGH}")
     return from_gymnasium(env.observation_space, env.action_space, frames=stacked_frames(env))
 
 
-def own_limit(env: gymnasium.Env) -> int | None:
-    """Return the time limit in an environment's spec, or None."""
-    return None if env.spec is None else env.spec.max_episode_steps
+def is_single(value: Any) -> bool:
+    """Tell one environment of Gymnasium from a vector. EnvPool's vectors are of both classes."""
+    return isinstance(value, gymnasium.Env) and not isinstance(value, gymnasium.vector.VectorEnv)
+
+
+def own_limit(env: gymnasium.Env | gymnasium.vector.VectorEnv) -> int | None:
+    """Return the time limit in the spec of an environment or vector, or None."""
+    spec = getattr(env.spec, "config", env.spec)  # EnvPool's specs have it in a `config`
+    return getattr(spec, "max_episode_steps", None)
 
 
 def stacked_frames(env: gymnasium.Env) -> int | None:

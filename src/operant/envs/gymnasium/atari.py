@@ -19,7 +19,6 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.preprocessing import (
     PreprocessingOptions,
     PreprocessingWrapper,
-    make,
     read,
     refuse_unknown,
     resuming,
@@ -28,6 +27,7 @@ from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import Check
 from operant.envs.vector.batched import GymnasiumVector
 from operant.errors import value_error
+from operant.spec.run import IMAGES
 
 VECTOR = "ale_py.vector_env:AtariVectorEnv"
 VECTOR_ARGUMENTS = (
@@ -48,7 +48,9 @@ def has_lives(source: EnvSpec) -> bool:
     return isinstance(source.target, GymnasiumSpec) and source.target.entry_point == adapter.ATARI
 
 
-def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasium.Env:
+def preprocessed(
+    env: Any, max_frame: bool = False, preprocess: bool = True, **arguments: Any
+) -> gymnasium.Env:
     """Return an environment preprocessed: observations uint8 `[84, 84, 4]`, oldest frame first.
 
     Rewards are the game's own and episodes are whole games; `operant.envs.vector.create.create` turns several
@@ -57,33 +59,41 @@ def preprocessed(env: Any, max_frame: bool = False, **arguments: Any) -> gymnasi
     Args:
         env: an environment, or an id such as `PongNoFrameskip-v4`, `ALE/Pong-v5` or `CarRacing-v3`.
         max_frame: take the maximum of the last two frames.
+        preprocess: if False, only what `arguments` ask for is done to its images.
         arguments: the other fields of `PreprocessingOptions`; with an id, also the environment's own.
 
     Raises:
         SpecError: the id is unknown, the package is missing, it shows no images, or an argument is unknown.
     """
-    arguments = {"preprocess": True, "max_frame": max_frame, **arguments}
+    asked: dict[str, Any] = {"preprocess": preprocess, "max_frame": max_frame}
     if isinstance(env, gymnasium.Env):
-        settings, unknown = read(arguments)
-        refuse_unknown(unknown, ())
-        return PreprocessingWrapper(env, settings)
-    source = resolve(env, arguments=arguments)
-    if not isinstance(source.target, GymnasiumSpec):
+        refuse_unknown(arguments, ())
+        settings = read({**asked, **arguments}, str(env))
+        return env if settings is None else PreprocessingWrapper(env, settings)
+    images = {} if preprocess else {name: arguments.pop(name) for name in IMAGES if name in arguments}
+    source = resolve(env, arguments=arguments, images={**asked, **images})
+    if preprocess and not isinstance(source.target, GymnasiumSpec):
         raise value_error("env", "an id of Gymnasium, or an environment of it", env)
-    game, limit = make(source.target, source.arguments), source.target.max_episode_steps
-    if limit is not None and not has_lives(source):  # ALE cuts its games itself
+    game, limit = source.make(), getattr(source.target, "max_episode_steps", None)
+    if source.images is None:
+        return game if limit is None else gymnasium.wrappers.TimeLimit(game, limit)
+    if limit is not None and not (has_lives(source) and preprocess):  # ALE cuts its games itself
         game.env = gymnasium.wrappers.TimeLimit(game.env, limit)
     return game
 
 
 def own_vector(
-    source: EnvSpec, num_envs: int, check: Check = "always", info_keywords: Sequence[str] = ()
+    source: EnvSpec,
+    settings: PreprocessingOptions,
+    num_envs: int,
+    check: Check = "always",
+    info_keywords: Sequence[str] = (),
 ) -> GymnasiumVector | str:
     """Run Atari games in ALE's vector, or say why that is not possible; SpecError: a wrong argument."""
     spec = source.target
-    if not has_lives(source):
+    if not (has_lives(source) and settings.preprocess and settings.gray and settings.resize):
         return "images are preprocessed one environment at a time"
-    settings, options = read(source.arguments)
+    options = dict(source.arguments)
     if options.pop("visualize", False) or options.pop("render_mode", None) is not None:
         return "ALE's vector cannot render"
     if options.keys() & {"mode", "difficulty"}:
@@ -98,9 +108,9 @@ def own_vector(
         num_envs=num_envs,
         **{**arguments, "frameskip": skip},
         maxpool=settings.max_frame,
-        stack_num=settings.stack,
-        img_height=settings.size,
-        img_width=settings.size,
+        stack_num=settings.frame_stack,
+        img_height=settings.resize[0],
+        img_width=settings.resize[1],
         noop_max=settings.noop_max,
         use_fire_reset=settings.fire_reset,
         max_num_frames_per_episode=limit * skip,
@@ -116,7 +126,7 @@ class _FramesLast(gymnasium.vector.VectorWrapper):
 
     def __init__(self, env: gymnasium.vector.VectorEnv, settings: PreprocessingOptions) -> None:
         super().__init__(env)
-        shape = (settings.size, settings.size, settings.stack)
+        shape = (*settings.resize, settings.frame_stack)
         self.single_observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
         self.lives = np.zeros(env.num_envs, np.int32)
         meanings = [action.name for action in env.ale.get_action_set()]
@@ -155,7 +165,7 @@ class AtariVector(GymnasiumVector):
         arguments: Mapping[str, Any],
         info_keywords: Sequence[str] = (),
     ) -> None:
-        super().__init__(vector, name, limit, check, frames=settings.stack, info_keywords=info_keywords)
+        super().__init__(vector, name, limit, check, frames=settings.frame_stack, info_keywords=info_keywords)
         self.resume = vector.resume
         sticky = arguments["repeat_action_probability"]
         self.why = f"ALE's own: every {settings.frame_skip}th frame, " + (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from operant.envs.environment import SpacesEnv
-from operant.errors import EnvError, SpaceError, SpecError, suggest
+from operant.errors import EnvError, SpaceError, SpecError, suggest, told
 from operant.spec.spaces import from_gymnasium
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
@@ -41,9 +41,7 @@ def make_parallel(id: str, **arguments: Any) -> Any:
     try:
         return pettingzoo.make("parallel", id, **arguments)
     except Exception as error:  # a game's package may raise anything
-        raise SpecError(
-            f"Environment 'pettingzoo:{id}' cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        raise SpecError(f"Environment 'pettingzoo:{id}' cannot be made: it {told(error)}.") from error
 
 
 class PettingZooEnv(SpacesEnv):

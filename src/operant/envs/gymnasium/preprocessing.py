@@ -1,4 +1,5 @@
-"""Images as deep Q-learning sees them: grey, 84 x 84, every fourth frame, in stacks of the last four.
+"""Images smaller, grey and stacked; by default as deep Q-learning sees them: 84 x 84, every fourth frame, the
+last four.
 
 Papers: Mnih et al. 2015, "Human-level control through deep reinforcement learning" (methods, preprocessing
 and training details); Machado et al. 2018, "Revisiting the Arcade Learning Environment" (sticky actions,
@@ -11,9 +12,10 @@ ALE's own vector (`operant.envs.gymnasium.atari`), which makes the same pixels.
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -21,7 +23,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.envs.gymnasium import adapter as adapter
-from operant.errors import SpecError, suggest, whole
+from operant.errors import SpecError, suggest, value_error, whole
 
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
 """Weights of red, green and blue in a grey level (ITU-R BT.601), which ALE's own grey palette has too."""
@@ -29,46 +31,66 @@ GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class PreprocessingOptions:
-    """What is done to images; the names are arguments beside `preprocess=True`."""
+    """What is done to images; the defaults are those of `preprocess=True`."""
 
     max_frame: bool = False
     """Take the maximum of the last two frames, pixel by pixel: some games draw objects in every other
     frame only."""
     frame_skip: int = 4
     """Frames for which an action is repeated; the last one (or two) is seen. Rewards are summed."""
-    stack: int = 4
-    """Frames of an observation `[size, size, stack]`, oldest first; black before an episode's first."""
-    size: int = 84
-    """Height and width, by averaging over areas."""
+    frame_stack: int = 4
+    """Frames of an observation `[height, width, channels * frame_stack]`, oldest first; black before an
+    episode's first."""
+    resize: Any = 84
+    """Height and width, or one number for both, by averaging over areas; None: as they are."""
+    gray: bool = True
+    """Whether colours become grey levels."""
     noop_max: int = 30
     """An Atari game begins with a random number of frames without action, fewer than this."""
     fire_reset: bool = True
     """Press FIRE at the start of an Atari game that has it: some wait for it."""
+    preprocess: bool = True
+    """Whether it is a game, whose rewards are clipped and whose lives are episodes in training."""
 
     def __post_init__(self) -> None:
-        for name, low in (("frame_skip", 1), ("stack", 1), ("size", 1), ("noop_max", 0)):
+        for name, low in (("frame_skip", 1), ("frame_stack", 1), ("noop_max", 0)):
             object.__setattr__(self, name, whole(name, getattr(self, name), low))
+        if self.resize is not None:
+            size = self.resize if isinstance(self.resize, list | tuple) else (self.resize,)
+            if len(size) not in (1, 2):
+                raise value_error("resize", "a height and a width, or one number for both", self.resize)
+            size = tuple(whole("resize", number) for number in size)
+            object.__setattr__(self, "resize", size * 2 if len(size) == 1 else size)
 
 
-def is_asked(arguments: Mapping[str, Any]) -> bool:
-    """Tell whether the arguments of an environment ask for preprocessing."""
-    return bool(arguments.get("preprocess", False))
+_PLAIN = PreprocessingOptions(
+    frame_skip=1, frame_stack=1, resize=None, gray=False, noop_max=0, fire_reset=False, preprocess=False
+)
+_NAMES = tuple(field.name for field in dataclasses.fields(PreprocessingOptions))
 
 
-def read(arguments: Mapping[str, Any]) -> tuple[PreprocessingOptions, dict[str, Any]]:
-    """Split the arguments of an environment into preprocessing and the environment's own."""
-    names = {field.name for field in dataclasses.fields(PreprocessingOptions)}
-    env_arguments = {
-        name: value for name, value in arguments.items() if name not in names and name != "preprocess"
-    }
-    return PreprocessingOptions(
-        **{name: value for name, value in arguments.items() if name in names}
-    ), env_arguments
+def taken(arguments: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Move what `asked` lacks of the options from the arguments of an id, if it is preprocessed, to it.
+
+    Without `preprocess` only that and `max_frame` are no arguments of the environment's own.
+    """
+    names = _NAMES if {**arguments, **asked}.get("preprocess") else ("preprocess", "max_frame")
+    return {**{name: arguments.pop(name) for name in names if name in arguments}, **asked}
 
 
-def steps_for(frames: int, arguments: Mapping[str, Any]) -> int:
-    """Return how many steps a time limit in frames allows."""
-    return math.ceil(frames / read(arguments)[0].frame_skip) if is_asked(arguments) else frames
+def read(asked: Mapping[str, Any], name: str) -> PreprocessingOptions | None:
+    """Return what options by name stand for, None if for nothing; SpecError: they do not fit together."""
+    preprocess = asked.get("preprocess", False)
+    if not isinstance(preprocess, bool):
+        raise value_error("preprocess", "True or False", preprocess)
+    if asked.get("max_frame") and not preprocess:
+        raise SpecError(
+            f"max_frame is a part of preprocessing. Received: max_frame={asked['max_frame']!r} without "
+            f"preprocess, for {name!r}. Add preprocess=True."
+        )
+    if not preprocess and not asked.keys() - {"preprocess", "max_frame"}:
+        return None
+    return dataclasses.replace(PreprocessingOptions() if preprocess else _PLAIN, **asked)
 
 
 def refusal(name: str, shape: Any) -> SpecError:
@@ -79,14 +101,56 @@ def refusal(name: str, shape: Any) -> SpecError:
     )
 
 
+def images_in(space: gymnasium.Space[Any]) -> dict[str, gymnasium.spaces.Box]:
+    """Return the spaces of the images in a space, by key if it is a Dict; that of an image itself by ''."""
+    parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {"": space}
+    return {
+        key: part for key, part in parts.items() if isinstance(part, gymnasium.spaces.Box) and _is_image(part)
+    }
+
+
+class _ImageStack:
+    """The frames of one image in an observation."""
+
+    def __init__(self, space: gymnasium.spaces.Box, settings: PreprocessingOptions) -> None:
+        height, width = settings.resize or space.shape[:2]
+        self.channels = 3 if space.shape[2:] == (3,) and not settings.gray else 1
+        shape = (height, width, self.channels * settings.frame_stack)
+        self.space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        axes = 2 if self.channels == 1 else 3
+        self._averages = [
+            _Averages(count, size, axis, axes)
+            for axis, (count, size) in enumerate(zip(space.shape[:2], (height, width), strict=True))
+            if settings.resize
+        ]
+        self._frames = np.zeros(shape, np.uint8)
+
+    def clear(self) -> None:
+        """Begin with black frames."""
+        self._frames = np.zeros_like(self._frames)
+
+    def seen(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Add the maximum of some images to the frames; return them."""
+        image = (images[0] if len(images) == 1 else np.maximum(*images)).astype(np.float32)
+        if image.ndim == 3 and self.channels == 1:
+            image = np.rint(image @ GREY) if image.shape[-1] == 3 else image[..., 0]
+        for average in self._averages:
+            image = average(image)
+        frame = np.rint(image).astype(np.uint8).reshape(*image.shape[:2], self.channels)
+        self._frames = np.concatenate([self._frames[..., self.channels :], frame], axis=-1)
+        return self._frames
+
+
 class PreprocessingWrapper(gymnasium.Wrapper):
-    """An environment that shows images, Atari's or other, preprocessed: uint8 `[size, size, stack]`.
+    """An environment that shows images, Atari's or other, preprocessed: uint8 `[height, width, channels *
+    frame_stack]`.
 
     Rewards are summed over the frames of a step, and not clipped; a lost life does not end the episode. An
     environment that skips frames itself is not made to skip more.
 
     Args:
-        env: its observations are uint8 `[height, width]`, `[height, width, 1]` or `[height, width, 3]`.
+        env: its observations are uint8 `[height, width]`, `[height, width, 1]` or `[height, width, 3]`; or
+            (without `preprocess`) a Dict with such entries.
         settings: what to do.
 
     Raises:
@@ -97,9 +161,17 @@ class PreprocessingWrapper(gymnasium.Wrapper):
         super().__init__(env)
         name = env.spec.id if env.spec else type(env.unwrapped).__name__
         space, inner = env.observation_space, env.unwrapped
-        if not isinstance(space, gymnasium.spaces.Box) or not _is_image(space):
-            raise refusal(name, space.shape)
-        height, width = space.shape[:2]
+        images = images_in(space)
+        if settings.preprocess and "" not in images:
+            shape = space.shape or {key: part.shape for key, part in getattr(space, "spaces", {}).items()}
+            error = refusal(name, shape)
+            take = "--resize 84, --gray, --frame-stack 4 and --frame-skip 4 (resize=84, gray=True, ...)"
+            raise SpecError(f"{error} Its images take {take}.") if images else error
+        if not images and (settings.resize or settings.gray or settings.frame_stack > 1):
+            raise SpecError(
+                f"resize, gray and frame_stack are for images: uint8 (height, width, 3 or 1), by itself or in a "
+                f"Dict. {name} shows {space}. Leave them out."
+            )
         skips = getattr(inner, "_frameskip", 1) != 1
         if skips and settings.max_frame:
             raise SpecError(
@@ -107,11 +179,17 @@ class PreprocessingWrapper(gymnasium.Wrapper):
                 "frameskip=1, or give its id."
             )
         self.settings = dataclasses.replace(settings, frame_skip=1) if skips else settings
-        self.stacked_frames = settings.stack
-        size, stack = settings.size, settings.stack
-        self.observation_space = gymnasium.spaces.Box(0, 255, (size, size, stack), np.uint8)
-        self._down, self._across = _Averages(height, size, 0), _Averages(width, size, 1)
-        self._stack = np.zeros(self.observation_space.shape, np.uint8)
+        self._images = {key: _ImageStack(part, settings) for key, part in images.items()}
+        spaces = {key: image.space for key, image in self._images.items()}
+        others = [part.shape for key, part in getattr(space, "spaces", {}).items() if key not in spaces]
+        grey = all(image.channels == 1 for image in self._images.values())
+        # A replay memory takes every Box whose last axis is that long for a stack.
+        alone = not any(shape and len(shape) > 1 and shape[-1] == settings.frame_stack for shape in others)
+        self.stacked_frames = settings.frame_stack if grey and alone and images else 1
+        if "" in spaces:
+            self.observation_space = spaces[""]
+        elif images:
+            self.observation_space = gymnasium.spaces.Dict({**space.spaces, **spaces})
         meanings: list[str] = getattr(inner, "get_action_meanings", list)()
         self._noops = settings.noop_max if meanings[:1] == ["NOOP"] else 0
         self._fires = settings.fire_reset and "FIRE" in meanings
@@ -129,7 +207,7 @@ class PreprocessingWrapper(gymnasium.Wrapper):
     @property
     def has_lives(self) -> bool:
         """Whether it is an Atari game."""
-        return getattr(self.unwrapped, "ale", None) is not None
+        return self.settings.preprocess and getattr(self.unwrapped, "ale", None) is not None
 
     @property
     def lives(self) -> int:
@@ -146,8 +224,9 @@ class PreprocessingWrapper(gymnasium.Wrapper):
             frame, _, terminated, truncated, info = self.env.step(action)
             if terminated or truncated:
                 frame, info = self.env.reset(options=options)
-        self._stack = np.zeros_like(self._stack)
-        return self._stacked(frame), info
+        for image in self._images.values():
+            image.clear()
+        return self._seen([frame]), info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Repeat an action for `frame_skip` frames, or to the end of the episode."""
@@ -156,20 +235,18 @@ class PreprocessingWrapper(gymnasium.Wrapper):
         for _ in range(self.settings.frame_skip):
             frame, reward, terminated, truncated, info = self.env.step(action)
             # A copy: an environment may draw into the same array again.
-            frames.append(np.array(frame) if self.settings.max_frame else frame)
+            frames.append(copy.deepcopy(frame) if self.settings.max_frame else frame)
             total += float(reward)
             if terminated or truncated:
                 break
-        image = frames[0] if len(frames) == 1 else np.maximum(*frames)
-        return self._stacked(image), total, terminated, truncated, info
+        return self._seen(frames), total, terminated, truncated, info
 
-    def _stacked(self, image: np.ndarray) -> np.ndarray:
-        grey = image.astype(np.float32)
-        if image.ndim == 3:
-            grey = np.rint(grey @ GREY) if image.shape[-1] == 3 else grey[..., 0]
-        frame = np.rint(self._across(self._down(grey))).astype(np.uint8)
-        self._stack = np.concatenate([self._stack[..., 1:], frame[..., None]], axis=-1)
-        return self._stack
+    def _seen(self, observations: Sequence[Any]) -> Any:
+        last = observations[-1]
+        if "" in self._images:
+            return self._images[""].seen(observations)
+        seen = {key: image.seen([each[key] for each in observations]) for key, image in self._images.items()}
+        return {**last, **seen} if seen else last
 
 
 def within(env: Any) -> PreprocessingWrapper | None:
@@ -192,7 +269,7 @@ class _Averages:
     A matrix product would wake BLAS's threads, which cost more than they gain here.
     """
 
-    def __init__(self, count: int, size: int, axis: int) -> None:
+    def __init__(self, count: int, size: int, axis: int, axes: int) -> None:
         edges = np.arange(size + 1) * (count / size)
         first = np.floor(edges[:-1]).astype(int)
         self._terms: list[tuple[np.ndarray, np.ndarray]] = []
@@ -201,7 +278,7 @@ class _Averages:
             pixel = first + offset
             covered = np.minimum(edges[1:], pixel + 1) - np.maximum(edges[:-1], pixel)
             weight = (np.maximum(covered, 0.0) * (size / count)).astype(np.float32)
-            self._terms.append((np.minimum(pixel, count - 1), weight[:, None] if axis == 0 else weight))
+            self._terms.append((np.minimum(pixel, count - 1), weight.reshape(-1, *[1] * (axes - axis - 1))))
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         return np.sum([image.take(at, self._axis) * weight for at, weight in self._terms], axis=0)
@@ -215,22 +292,25 @@ def resuming(env: Any, meanings: list[str]) -> Any:
     return meanings.index("FIRE") if fire else 0
 
 
-def make(spec: GymnasiumSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
+def make(spec: GymnasiumSpec, arguments: Mapping[str, Any], settings: PreprocessingOptions) -> gymnasium.Env:
     """Make one environment of Gymnasium, preprocessed; without the registry's limit, like `adapter.make`."""
-    settings, env_arguments = read(arguments)
+    env_arguments = dict(arguments)
     if spec.entry_point == adapter.ATARI:
-        for name in sorted(env_arguments.keys() & {"frameskip", "obs_type"}):
+        for name in sorted(env_arguments.keys() & {"frameskip", "obs_type"}) if settings.preprocess else ():
             remedy = " Give frame_skip." if name == "frameskip" else ""
             raise SpecError(
                 f"A preprocessed Atari game takes no argument {name!r}: preprocessing sets it.{remedy}"
             )
-        env_arguments |= {"frameskip": 1, "obs_type": "grayscale"}  # the id's skip would multiply with ours
+        if settings.preprocess or settings.frame_skip > 1:
+            env_arguments["frameskip"] = 1  # the id's skip would multiply with ours
+        if settings.preprocess:
+            env_arguments["obs_type"] = "grayscale"
     return PreprocessingWrapper(adapter.make(spec, env_arguments), settings)
 
 
 def refuse_unknown(arguments: Mapping[str, Any], other_names: tuple[str, ...]) -> None:
     """Raise `SpecError` if an argument is neither a field of `PreprocessingOptions` nor one of `known`."""
-    names = [*(field.name for field in dataclasses.fields(PreprocessingOptions)), *other_names]
+    names = [*_NAMES, *other_names]
     for name in arguments:
         if name not in names:
             raise SpecError(f"A preprocessed environment takes no argument {name!r}.{suggest(name, names)}")

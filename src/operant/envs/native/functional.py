@@ -69,7 +69,7 @@ class FunctionalEnv(Adapter):
 
 
 class GymnaxEnv(Adapter):
-    """A `gymnax.environments.environment.Environment`."""
+    """A `gymnax.environments.environment.Environment`, or any other of that form (Craftax)."""
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
         """Begin an episode."""
@@ -86,8 +86,9 @@ class GymnaxEnv(Adapter):
             )
             if not hasattr(self.env, "is_truncated"):
                 # Before gymnax 1.0 the flag also stood for the time limit, so ask again without one.
-                endless = self.params.replace(max_steps_in_episode=np.iinfo(np.int32).max)
-                terminated = jnp.asarray(terminated, bool) & self.env.is_terminal(following, endless)
+                endless = {name: np.iinfo(np.int32).max for name in _limits(self.params)}
+                params = dataclasses.replace(self.params, **endless) if endless else self.params
+                terminated = jnp.asarray(terminated, bool) & self.env.is_terminal(following, params)
         return _like(following, state), _step(self.codec, observation, reward, terminated)
 
 
@@ -135,12 +136,12 @@ def from_functional(
 
 
 def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | None = None) -> GymnaxEnv:
-    """Adapt an environment of gymnax.
+    """Adapt an environment of gymnax, or one of its form: Craftax'.
 
     Args:
         env: a registered name (``'Breakout-MinAtar'``), or an environment.
         params: its parameters, or a dict of those that differ from its default ones; None: the default ones.
-        max_episode_timesteps: time limit; None: `max_steps_in_episode` of the parameters.
+        max_episode_timesteps: time limit; None: `max_steps_in_episode` or `max_timesteps` of the parameters.
 
     Raises:
         SpecError: gymnax is not installed, or does not know the name or a parameter.
@@ -152,14 +153,35 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
             raise SpecError(f"Unknown gymnax environment {env!r}.{suggest(env, gymnax.registered_envs)}")
         with _default_rules():
             env, _ = gymnax.make(env)
+    _expect_form(
+        env, "gymnax", "reset_env", "step_env", "default_params", "observation_space", "action_space"
+    )
     with _default_rules():
         if params is None or isinstance(params, Mapping):
             params = _changed(env.default_params, params) if params else env.default_params
         spaces, codec = from_gymnasium(
             _gymnasium_space(env.observation_space(params)), _gymnasium_space(env.action_space(params))
         )
-    limit = int(params.max_steps_in_episode) if max_episode_timesteps is None else max_episode_timesteps
+    limit = max_episode_timesteps
+    if limit is None:
+        limit = min((int(getattr(params, name)) for name in _limits(params)), default=None)
     return GymnaxEnv(env, params, spaces, codec, whole("max_episode_timesteps", limit, optional=True))
+
+
+def _limits(params: Any) -> list[str]:
+    """Return the names of the parameters that hold a time limit."""
+    return [name for name in ("max_steps_in_episode", "max_timesteps") if hasattr(params, name)]
+
+
+def _expect_form(env: Any, library: str, *names: str) -> None:
+    """Refuse (SpecError) what is no environment of a library: it lacks one of these attributes."""
+    lacks = [name for name in names if not hasattr(env, name)]
+    if lacks:
+        kind = f"{type(env).__module__}.{type(env).__qualname__}"
+        raise SpecError(
+            f"env must be an environment of {library}, or of its form. Received: {kind}, without "
+            f"{', '.join(lacks)}. Write its reset and step as a JAX-native environment: docs/train.md."
+        )
 
 
 def _changed(params: Any, changes: Mapping[str, Any]) -> Any:
@@ -198,7 +220,8 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
             ) from None
     elif backend is not None:
         raise value_error("backend", "given beside a name only", backend, "Build the environment with it.")
-    env = env.unwrapped
+    env = getattr(env, "unwrapped", env)
+    _expect_form(env, "brax", "reset", "step", "action_size")
     with _default_rules():
         observation = jax.eval_shape(lambda: env.reset(jax.random.PRNGKey(0)).obs)
     from gymnasium.spaces import Box

@@ -156,6 +156,8 @@ def _select(mask: Array, new: Tree, old: Tree) -> Tree:
     """Take `new` where `mask[N]` holds, else `old`: leaves `[N, ...]`, arrays or typed keys."""
 
     def select(a: Array, b: Array) -> Array:
+        if b.shape[:1] != mask.shape:  # shared by all, as MuJoCo Warp's contacts are: the step's is the newer
+            return b
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (a.ndim - 1)), a, b)
 
     return jax.tree.map(select, new, old)

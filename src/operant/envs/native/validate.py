@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from operant.envs.native import ids
 from operant.envs.native.functional import Adapter
 from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
-from operant.envs.validation_errors import brief, raised_at, state_label
-from operant.errors import EnvError, OperantError, SpecError, whole
+from operant.envs.validation_errors import brief, state_label
+from operant.errors import EnvError, OperantError, SpecError, raised_at, whole
 from operant.spec.spaces import Leaf, Spaces
 from operant.types import Array, Arrays, Key, Tree
 

@@ -83,7 +83,7 @@ class ProcessConnection(RestartingConnection):
         try:
             description = self._worker.receive(time.monotonic() + 1.0, 1.0)
         except OperantError as fault:
-            raise LostError(f"failed: {fault}") from None
+            raise LostError("\n".join((f"failed: {fault}", *getattr(fault, "__notes__", ())))) from None
         if self._introduced:
             return self._answered()
         if description != self._described:

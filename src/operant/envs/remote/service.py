@@ -8,9 +8,8 @@ from operant.envs.connection import Connection
 from operant.envs.remote import wire
 from operant.envs.remote.restarting import EnvDescription
 from operant.envs.remote.wire import Schema, WireError
-from operant.envs.validation_errors import shortened, text_of
 from operant.envs.workers.restarts import LostError
-from operant.errors import OperantError
+from operant.errors import OperantError, shortened, text_of
 
 
 class Service:

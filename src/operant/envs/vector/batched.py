@@ -20,11 +20,9 @@ from operant.envs.validation_errors import (
     close,
     finite_error,
     flag_error,
-    raised_at,
-    text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
-from operant.errors import EnvError, SpaceError
+from operant.errors import EnvError, SpaceError, told
 from operant.spec.spaces import Codec, from_gymnasium
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
@@ -114,10 +112,7 @@ class GymnasiumVector(VectorEnv):
         try:
             return getattr(self._vector, name)(*arguments, **named)
         except Exception as error:
-            raise EnvError(
-                f"The vector of {self.name!r} raised {type(error).__name__} in {name}: "
-                f"{text_of(error)}{raised_at(error)}"
-            ) from error
+            raise EnvError(f"The vector of {self.name!r} {told(error, f'in {name}')}") from error
 
     def _read_infos(self, info: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Flat:
         """Return the values to record of the environments whose episodes ended.

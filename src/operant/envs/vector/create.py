@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from operant.envs.catalog import resolve
 from operant.envs.check import random_actions
 from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium import atari, preprocessing
+from operant.envs.gymnasium import atari
 from operant.envs.gymnasium.games import Games
 from operant.envs.gymnasium.infos import keywords_of, refusal
 from operant.envs.remote.remote_env import RemoteEnv
@@ -62,6 +63,7 @@ def create(
     timeout_seconds: float = 60.0,
     max_restarts: int = 3,
     env_kwargs: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
     info_keywords: Sequence[str] = (),
     **kwargs: Any,
 ) -> VectorEnv:
@@ -90,6 +92,8 @@ def create(
         max_restarts: how often a worker may be replaced without an episode of each of its environments ending
             in between.
         env_kwargs: arguments of the environment itself.
+        images: what is done to images: `resize`, `gray`, `frame_stack`, `frame_skip`, or `preprocess` with the
+            other fields of `PreprocessingOptions`; with an id, those of preprocessing may be among `kwargs`.
         info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as
             `is_success`, that `VectorEnv.infos` gives for every episode that ends. If an environment's first
             episode ends without one of them, that is an error.
@@ -111,6 +115,7 @@ def create(
         "max_episode_timesteps": max_episode_timesteps,
         "reward_shaping": reward_shaping,
         "arguments": {**kwargs, **(env_kwargs or {})},
+        "images": images,
     }
     if isinstance(environment, VectorEnv):
         requested = {
@@ -136,7 +141,7 @@ def create(
     workers = (num_workers, timeout_seconds, max_restarts)
     obstacle = "" if reward_shaping is None else "reward_shaping runs in this process"
     lives = episodic_life and any(
-        atari.has_lives(each) for each in sources if preprocessing.is_asked(each.arguments) or not games_only
+        atari.has_lives(each) for each in sources if each.preprocessed or not games_only
     )
     if lives:
         obstacle = f"{native_vector}; {LIVES_HERE}"
@@ -201,6 +206,10 @@ def _make(
 
 
 def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
+    if source.makes_vector:
+        made = dataclasses.replace(source, arguments={**source.arguments, "num_envs": num_envs}).make()
+        source = dataclasses.replace(source, target=made)
+        expect_count("n_envs", num_envs, getattr(made, "num_envs", 1), "the vector")
     if source.is_vector:
         return _given_vector(source, reads)
     if source.is_native:
@@ -225,8 +234,8 @@ def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVecto
         return "only ids of Gymnasium have vectorised forms"
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
-    if preprocessing.is_asked(source.arguments):
-        return atari.own_vector(source, num_envs, reads.check, reads.info_keywords)
+    if source.images is not None:
+        return atari.own_vector(source, source.images, num_envs, reads.check, reads.info_keywords)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     result = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(result, str):
@@ -241,7 +250,7 @@ def _has_vectorised(source: EnvSpec) -> bool:
     """Tell whether Gymnasium has a vectorised form of a source, other than that of preprocessed games."""
     spec = source.target
     native_vector = isinstance(spec, GymnasiumSpec) and spec.vector_entry_point is not None
-    return native_vector and not preprocessing.is_asked(source.arguments)
+    return native_vector and source.images is None
 
 
 def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
@@ -263,8 +272,7 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
         raise UsageError(
             "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
         )
-    spec = vector.spec
-    limit = spec.max_episode_steps if spec else None
+    limit = adapter.own_limit(vector)
     wrapped = GymnasiumVector(
         vector, source.name, limit, reads.check, copy=True, info_keywords=reads.info_keywords
     )

@@ -21,11 +21,9 @@ from operant.envs.validation_errors import (
     ObservationValidator,
     finite_error,
     raise_of_handler,
-    raised_at,
-    text_of,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
-from operant.errors import EnvError, SpaceError, UsageError
+from operant.errors import EnvError, SpaceError, UsageError, told
 from operant.spec.spaces import Codec, Spaces
 
 _STATISTICS = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
@@ -115,7 +113,7 @@ def make_sub_env(source: EnvSpec) -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
         environment = source.make()
-        if isinstance(environment, gymnasium.Env):
+        if adapter.is_single(environment):
             if not source.is_object:
                 _warn_of_statistics(environment, source.name)
             limit = source.own_limit()
@@ -183,7 +181,7 @@ class SyncVectorEnv(VectorEnv):
         self._steps = [0] * self.num_envs
         self._ended = [False] * self.num_envs
         games = [within(getattr(env, "env", None)) for env in self.envs]
-        self.preprocessed = None not in games
+        self.preprocessed = all(game is not None and game.settings.preprocess for game in games)
         self.has_lives = any(game.has_lives for game in games if game is not None)
         self._infos = InfoCollector(info_keywords, self.num_envs)
 
@@ -268,4 +266,4 @@ class SyncVectorEnv(VectorEnv):
             step = self._steps[i] if call == "step" else 0
             when = f" (step {step} of its episode)" if step else ""
             return EnvError(f"{who}{when}: {error}")
-        return EnvError(f"{who} raised {type(error).__name__} in {call}: {text_of(error)}{raised_at(error)}")
+        return EnvError(f"{who} {told(error, f'in {call}')}")

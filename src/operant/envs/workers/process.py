@@ -155,11 +155,11 @@ class Worker:
             content: Any = ast.literal_eval(message[1:].decode()) if len(message) > 1 else None
             if message[:1] == OK:
                 return content
-            text = f"{content['text']}\nWorker {self.index}, {content['traceback']}"
-            kind = error_named(content["type"])
+            error = error_named(content["type"])(str(content["text"]))
+            error.add_note(f"Worker {self.index}, {content['traceback']}")  # shown where a traceback is
         except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
             raise LostError("sent an invalid message") from None
-        raise kind(text)
+        raise error
 
     def kill(self) -> None:
         """End the process, and what its environments started."""

@@ -23,10 +23,10 @@ import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
-from operant.envs.validation_errors import ObservationValidator, raise_of_handler, shortened, text_of
+from operant.envs.validation_errors import ObservationValidator, raise_of_handler
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
-from operant.errors import OperantError
+from operant.errors import OperantError, shortened, text_of
 from operant.spec.spaces import Spaces
 
 ORPHAN_SECONDS = 2.0
@@ -247,8 +247,7 @@ def _run_main(begin: Mapping[str, Any]) -> None:
 
 
 def _described(error: Exception | SystemExit) -> bytes:
-    cause = error.__cause__ or error
-    text = shortened("".join(traceback.format_exception(cause)).strip())
+    text = shortened("".join(traceback.format_exception(error.__cause__ or error)).strip())
     kind = type(error).__name__
     message = str(error) if isinstance(error, OperantError) else f"{kind}: {text_of(error)}"
     return repr({"type": kind, "text": message, "traceback": text[:1].lower() + text[1:]}).encode()

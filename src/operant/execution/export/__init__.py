@@ -1,31 +1,26 @@
-"""Policies as files that run without operant: StableHLO, which JAX runs, and ONNX.
+"""Policies as files that run without operant: StableHLO, which JAX runs, ONNX, and TensorFlow's SavedModel.
 
 An export comprises all of deterministic acting: normalisation of observations, networks, action masks,
 recurrent state in and out, actions clipped to their bounds and in the environment's units. Next to the file
 `agent.onnx` there is `agent.onnx.json`, which describes its inputs and outputs
-(`operant.execution.export.interface`). An exported policy cannot go on learning: it is no agent.
+(`operant.execution.export.interface`). An exported policy cannot go on learning: it is no agent. A SavedModel
+is read by TensorFlow alone: its graph may do more than compute, such as write files.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Literal
+from typing import Literal
 
-from operant.errors import SAVED_MODEL, SpecError, UsageError
+from operant.errors import UsageError
 
-Exported = Literal["stablehlo", "onnx"]
-FORMATS: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx"}
-"""Formats, and the suffixes of their files."""
-
-
-def refuse_saved_model(format: Any) -> None:
-    """Say why there is no SavedModel, if that is asked for, by a SpecError."""
-    if format in SAVED_MODEL:
-        raise SpecError(
-            "format='saved-model' is not supported: only TensorFlow can write a SavedModel, and operant does "
-            "not depend on it. Use format='onnx', which runs without operant and without JAX, or "
-            "format='stablehlo', which JAX runs."
-        )
+Exported = Literal["stablehlo", "onnx", "saved-model"]
+READ: dict[str, str] = {"stablehlo": ".stablehlo", "onnx": ".onnx"}
+"""Formats that `load_policy` reads, and the suffixes of their files."""
+FORMATS: dict[str, str] = {**READ, "saved-model": ".saved-model"}
+"""All formats; a SavedModel is a folder."""
+EXTRAS = {"saved-model": "tensorflow"}
+"""Extras of the package that are not called like the format that needs them."""
 
 
 def require(format: str, *modules: str) -> None:
@@ -34,5 +29,5 @@ def require(format: str, *modules: str) -> None:
     if missing:
         raise UsageError(
             f"format={format!r} needs {' and '.join(missing)}. Install what belongs to it: pip install "
-            f"'operant[{format}]'."
+            f"'operant[{EXTRAS.get(format, format)}]'."
         )

@@ -11,9 +11,9 @@ import numpy as np
 
 from operant.checkpoint.arrays import fitted
 from operant.errors import CheckpointError, SpaceError, UsageError, reading
-from operant.execution.export import FORMATS, require
-from operant.execution.export.interface import VERSION, Flat, Interface
-from operant.spec import from_json
+from operant.execution.export import READ, require
+from operant.execution.export.interface import VERSION, Flat, Interface, flat
+from operant.spec import from_json, runtime
 from operant.spec.spaces import nested
 
 Run = Callable[[Flat], Mapping[str, Any]]
@@ -57,7 +57,7 @@ class ExportedPolicy:
         before = self._internals(internals, batch)
         actions, after = self.interface.write(self._run(self.interface.read(observation, before)))
         if not batch:
-            actions, after = ({k: x[0] for k, x in flat.items()} for flat in (actions, after))
+            actions, after = ({k: x[0] for k, x in each.items()} for each in (actions, after))
         emitted = self.spaces.actions.unflatten(actions)
         return emitted if internals is None else (emitted, nested(after) if after else ())
 
@@ -77,20 +77,12 @@ class ExportedPolicy:
         return {path: np.repeat(x[None], n, axis=0) for path, x in self.interface.initial.items()}
 
     def _internals(self, internals: Any, batch: tuple[int, ...]) -> Flat:
-        flat = _flat(internals)
+        given = flat(internals)
         expected = {path: (*batch, *x.shape) for path, x in self.interface.initial.items()}
-        received = {path: np.shape(x) for path, x in flat.items()}
+        received = {path: np.shape(x) for path, x in given.items()}
         if expected != received:
             raise SpaceError(f"internals must have the shapes {expected}. Received: {received}.")
-        return flat if batch else {path: np.asarray(x)[None] for path, x in flat.items()}
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(tree, Mapping):
-        return {
-            name: x for key, branch in tree.items() for name, x in _flat(branch, f"{prefix}{key}/").items()
-        }
-    return {prefix[:-1]: tree} if prefix else {}
+        return given if batch else {path: np.asarray(x)[None] for path, x in given.items()}
 
 
 def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy:
@@ -110,7 +102,7 @@ def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy
         program = file.read_bytes()
         if hashlib.sha256(program).hexdigest() != digest:
             raise ValueError("it is not the one of the description beside it")
-        run = _onnx(program) if file.suffix == FORMATS["onnx"] else _stablehlo(program)
+        run = _onnx(program) if file.suffix == READ["onnx"] else _stablehlo(program)
         _try(run, interface)
     return ExportedPolicy(interface, run)
 
@@ -126,7 +118,7 @@ def _try(run: Run, interface: Interface) -> None:
 
 
 def _found(path: Path, filename: str | None) -> Path:
-    suffixes = tuple(FORMATS.values())
+    suffixes = tuple(READ.values())
     if path.is_file() and path.suffix in suffixes:
         return path
     names = [f"{filename or '*'}{suffix}" for suffix in ("", *suffixes)]
@@ -169,5 +161,6 @@ def _stablehlo(program: bytes) -> Run:
     import jax
     from jax import export
 
+    runtime.prepare()
     call = jax.jit(export.deserialize(bytearray(program)).call)
     return lambda inputs: jax.device_get(call(inputs))

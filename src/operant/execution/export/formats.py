@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from operant.checkpoint import durable
 from operant.errors import SpecError, as_folder
 from operant.execution.export import FORMATS, require
 from operant.execution.export.function import PolicyFunction
+from operant.execution.export.interface import flat
+from operant.spec.spaces import nested
 from operant.types import Array
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -36,14 +40,16 @@ def write(
         UsageError: the agent always draws its actions, or what the format needs is not installed.
     """
     function = PolicyFunction(learner, acting)
-    data = _WRITERS[format](function)
     folder = as_folder("directory", directory)
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}{FORMATS[format]}"
+    parts = {file: _WRITERS[format](function)} if format in _WRITERS else saved_model(function, file)
+    *_, data = parts.values()
     digest = hashlib.sha256(data).hexdigest()  # a damaged program can end the process that reads it
     description = {"format": format, "agent": agent, "sha256": digest, **function.interface.to_json()}
-    _replace(file.with_name(f"{file.name}.json"), json.dumps(description, indent=2).encode() + b"\n")
-    _replace(file, data)
+    described = file.with_name(f"{file.name}.json"), json.dumps(description, indent=2).encode() + b"\n"
+    for path, part in (described, *parts.items()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, part)
     return file
 
 
@@ -134,6 +140,43 @@ def _compare(function: PolicyFunction, data: bytes) -> None:
                 f"The policy as ONNX differs from the agent's in {name!r}: a layer is not converted "
                 "faithfully. Use format='stablehlo'."
             )
+
+
+def saved_model(function: PolicyFunction, folder: Path) -> dict[Path, bytes]:
+    """Return a function as the files of a SavedModel in a folder, the program last.
+
+    Its `act(states, internals, auxiliaries, deterministic=True)` takes and returns nested structures, and
+    `initial_internals()` has no batch axis. The signature `serving_default` has the names of
+    `operant.execution.export.interface`, those of inputs with `_` in place of other characters.
+    """
+    require("saved-model", "tensorflow")
+    import tensorflow as tf
+    from jax.experimental import jax2tf
+
+    batches = [dict.fromkeys(function.shapes, "(batch, ...)")]
+    run = jax2tf.convert(
+        function, polymorphic_shapes=batches, with_gradient=False, native_serialization_platforms=PLATFORMS
+    )
+    inputs = {
+        name: tf.TensorSpec((None, *x.shape[1:]), x.dtype.name, name=re.sub(r"\W", "_", name))
+        for name, x in function.shapes.items()
+    }
+    initial = nested(function.interface.initial)
+
+    def act(states: Any, internals: Any = None, auxiliaries: Any = None, deterministic: bool = True) -> Any:
+        given = {"states": states, "internals": internals or {}, "auxiliaries": auxiliaries or {}}
+        outputs = nested(run(flat(given)))
+        return (outputs["actions"], outputs["next_internals"]) if initial else outputs["actions"]
+
+    module = tf.Module()
+    module.act = tf.function(act, autograph=False)
+    module.initial_internals = tf.function(lambda: initial, input_signature=[], autograph=False)
+    with _without_locations(), tempfile.TemporaryDirectory() as temporary:
+        module.act.get_concrete_function(deterministic=True, **nested(inputs))
+        serve = tf.function(run, autograph=False).get_concrete_function(inputs)
+        tf.saved_model.save(module, temporary, signatures=serve)
+        files = sorted(Path(temporary).rglob("*"), key=lambda path: path.name == "saved_model.pb")
+        return {folder / path.relative_to(temporary): path.read_bytes() for path in files if path.is_file()}
 
 
 _WRITERS = {"stablehlo": stablehlo, "onnx": onnx}

@@ -147,6 +147,15 @@ class Interface:
         return {port.name: _drawn(port, generator, n) for port in self.inputs}
 
 
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a nested dict as a flat one, by path; anything else but a dict is what a path leads to."""
+    if isinstance(tree, Mapping):
+        return {
+            name: x for key, branch in tree.items() for name, x in flat(branch, f"{prefix}{key}/").items()
+        }
+    return {prefix[:-1]: tree} if prefix else {}
+
+
 def _ports(space: Space) -> Iterator[PolicyPort]:
     group = f"{space.kind}s"
     for name, leaf in space.components.items():

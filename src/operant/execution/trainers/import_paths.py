@@ -1,16 +1,19 @@
-"""Import paths of the library that operant succeeds: its programs run with the package's name changed.
+"""Import paths of the library that operant succeeds: its programs run with the packages' names changed.
 
-Light objects stand in the places of its modules, and load what they name when it is asked for.
+Light objects stand in the places of its modules, and load what they name when it is asked for. In place of
+`tensorflow.keras`, `operant.keras` is Keras on JAX.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import sys
 import types
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Iterable
     from typing import Any
 
@@ -50,8 +53,38 @@ class Alias(types.ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
 
+def get_logger() -> logging.Logger:
+    """Return the logger of the package, as `tensorflow.get_logger` does."""
+    import logging
+
+    return logging.getLogger("operant")
+
+
+class KerasFinder:
+    """Finds `operant.keras` and the modules below it, which are Keras itself, by the door to it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return what loads a module of `operant.keras`; None: another finder's."""
+        if f"{name}.".startswith("operant.keras."):
+            loader: Any = self
+            return importlib.machinery.ModuleSpec(name, loader, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> None:
+        """Leave it to the import system to make one, which `exec_module` replaces."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Put Keras's module of that name in its place; BackendError: Keras runs on another backend."""
+        importlib.import_module("operant.nn.backend").keras()
+        name = module.__name__
+        there = importlib.import_module(name.removeprefix("operant."))
+        sys.modules[name] = there
+
+
 def register() -> None:
     """Put the modules where imports find them."""
+    # First: once `operant.keras` is Keras, others would find its files and load them again by a second name.
+    sys.meta_path.insert(0, KerasFinder())
     for path in PATHS:
         alias = Alias(path)
         sys.modules[alias.__name__] = alias

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import gymnasium
 
 from operant.envs import catalog
 from operant.envs.env_spec import is_environment, is_native, lacking
+from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.games import whole_games
 from operant.envs.gymnasium.preprocessing import PreprocessingWrapper, within
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
 from operant.errors import POLICIES, SpaceError, SpecError, UsageError, value_error, whole
 from operant.execution.play import PlayConfig, environment
-from operant.spec.run import RunConfig
+from operant.spec.run import RunConfig, without_images
 from operant.spec.spaces import Codec, Spaces
 from operant.training.environments import evaluation_count, host_vector
 
@@ -27,6 +28,11 @@ def create_envs(
     n: int = 1,
     preprocess: bool = True,
     max_frame: bool = False,
+    *,
+    resize: int | Sequence[int] | None = None,
+    gray: bool = False,
+    frame_stack: int | None = None,
+    frame_skip: int | None = None,
     **kwargs: Any,
 ) -> list[Any]:
     """Make several Gymnasium environments.
@@ -37,6 +43,10 @@ def create_envs(
         preprocess: whether to treat observations as Atari frames (grey, 84 x 84, every fourth frame, stacks
             of four).
         max_frame: with `preprocess`: take the maximum over the last two frames, which removes flicker.
+        resize: height and width of images, or one number for both (None: as they are, or 84).
+        gray: whether images are made gray; with `preprocess` they are.
+        frame_stack: how many successive images an observation holds in its last axis (None: 1, or 4).
+        frame_skip: for how many frames each action is repeated (None: 1, or 4).
         kwargs: arguments of the environment itself.
 
     Raises:
@@ -48,13 +58,27 @@ def create_envs(
         raise value_error("max_frame", "True or False", max_frame)
     if max_frame and not preprocess:
         raise value_error("max_frame", "False without preprocess", max_frame, "Set preprocess=True.")
-    if preprocess:
-        from operant.envs.gymnasium.atari import preprocessed
+    from operant.envs.gymnasium.atari import preprocessed
 
-        return [preprocessed(env_name, max_frame=max_frame, **kwargs) for _ in range(n)]
-    source = catalog.resolve(env_name, arguments=kwargs)
-    limit, envs = source.own_limit(), [source.make() for _ in range(n)]
-    return envs if limit is None else [gymnasium.wrappers.TimeLimit(env, limit) for env in envs]
+    given = {"resize": resize, "gray": gray or None, "frame_stack": frame_stack, "frame_skip": frame_skip}
+    kwargs |= {name: value for name, value in given.items() if value is not None}
+    envs = [preprocessed(env_name, max_frame, bool(preprocess), **kwargs) for _ in range(n)]
+    for env in envs:
+        if type(env.action_space) is gymnasium.spaces.Box:
+            env.action_space.__class__ = ContinuousActions
+    return envs
+
+
+class ContinuousActions(gymnasium.spaces.Box):
+    """A `Box` that says what to use in place of a discrete space's `n`."""
+
+    @property
+    def n(self) -> int:
+        """Raise an AttributeError, as a `Box` does."""
+        raise AttributeError(
+            "Continuous actions have no n. Use action_space.shape[0], and for observations that are vectors "
+            "a model file such as operant.agents['a2c']['model']['ann'][0]."
+        )
 
 
 def is_id(envs: Any) -> bool:
@@ -65,7 +89,7 @@ def is_id(envs: Any) -> bool:
         return True
     if isinstance(envs, PreprocessingWrapper):  # its spec does not tell of the preprocessing
         return False
-    spec = getattr(envs, "spec", None) if isinstance(envs, gymnasium.Env) else None
+    spec = getattr(envs, "spec", None) if adapter.is_single(envs) else None
     if spec is None or spec.id not in gymnasium.registry:
         return False
     registered = gymnasium.spec(spec.id)
@@ -206,7 +230,7 @@ def evaluation_envs(run: RunConfig, envs: Any, eval_envs: Any, spaces: Spaces) -
     elif callable(eval_envs):
         vector = host_vector(run, count, eval_envs)
     else:  # used as they are: options are for those made from an id or a class
-        run = run.replace(env_kwargs=None, preprocess=False, max_frame=False)
+        run = without_images(run.replace(env_kwargs=None))
         number = count if is_native(eval_envs) else getattr(eval_envs, "num_envs", len(several))
         vector = host_vector(run, number, eval_envs)
     if vector.spaces != spaces:
@@ -222,7 +246,7 @@ def evaluation_envs(run: RunConfig, envs: Any, eval_envs: Any, spaces: Spaces) -
 def _others(envs: Any, count: int) -> Any:
     """Return `count` environments like those that train, or what makes such."""
     several = isinstance(envs, list | tuple)
-    if isinstance(envs, gymnasium.Env) or several:
+    if adapter.is_single(envs) or several:
         return [made_again(envs[i % len(envs)] if several else envs) for i in range(count)]
     if makes(envs) or is_native(envs):
         return envs
@@ -262,7 +286,7 @@ def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: boo
             return environment(config, lives=lives)
         if callable(first) or is_native(first):
             return environment(config, first, lives)
-        if not isinstance(first, gymnasium.Env):
+        if not adapter.is_single(first):
             raise SpecError(
                 f"play makes an environment like the first one, and cannot make another {first!r}. Give one: "
                 "play(env=...)."
@@ -281,7 +305,7 @@ def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: boo
     if isinstance(env, str):
         vector = environment(config.replace(env=env), lives=lives)
     elif callable(env) or is_native(env):  # which preprocess by themselves if at all
-        vector = environment(config.replace(preprocess=False, max_frame=False), env, lives)
+        vector = environment(config if trains else without_images(config), env, lives)
     else:
         refuse_shared("env", envs, env)
         vector = create.create(env, mode="in-process")

@@ -62,7 +62,7 @@ from operant.execution.trainers.inputs import (
 )
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import Config, default, options, plain
-from operant.spec.run import RunConfig, located
+from operant.spec.run import IMAGES, RunConfig, located
 from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
@@ -74,7 +74,14 @@ from operant.training.environments import make_environments
 from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
-from operant.training.run_dir import describe, describe_resume, held, history_held, new_directory
+from operant.training.run_dir import (
+    describe,
+    describe_resume,
+    emptied_if,
+    held,
+    history_held,
+    new_directory,
+)
 from operant.training.session import ExperimentSetup, fitting
 from operant.training.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
@@ -340,6 +347,8 @@ class Trainer:
                 stack.enter_context(held(directory))
                 if not (self._fits or self._resumed) and (directory / "run.json").exists():  # taken meanwhile
                     new_directory(run, self.agent)
+                if not self._resumed:
+                    stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
                 self._describe(directory, run, training)
             return self._train(training, directory, run, own)
 
@@ -402,7 +411,8 @@ class Trainer:
         training.loggers = create_loggers(directory, run, training, self._resumed, own=own)
         try:
             with training.loggers:
-                for text in self.session.definition.remarks(training.own_steps):
+                remarks = self.session.definition.remarks(training.own_steps)
+                for text in (*self.session.environments.remarks, *remarks):
                     training.loggers.message(text)
                 with evaluating([training], self.session.learner, self._evaluating):
                     outcome = training.loop() if self.trial is None else self._train_trial(training)
@@ -542,7 +552,7 @@ class Trainer:
         return self._played(env, episodes=episodes, action_idx=0 if deterministic else 1)
 
     def _played(self, env: Any, **how: Any) -> PlayResult:
-        shared = ("env", "env_kwargs", "seed", "preprocess", "max_frame", "max_episode_timesteps")
+        shared = ("env", "env_kwargs", "seed", "max_episode_timesteps", *IMAGES)
         options = {**{name: getattr(self.run_config, name) for name in shared}, **how}
         config = PlayConfig.from_dict(options).located()
         spaces = self.session.environments.spaces

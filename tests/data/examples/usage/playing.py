@@ -10,9 +10,9 @@ model = ModelReader(
     optimizer='adam',
 ).build_model()
 model.load_weights(
-    'trained-weights.tf'
+    '/path/to/trained-weights.tf'
 ).expect_partial()
 agent = A2C(envs, model)
 agent.play(render=True)
-agent.play(video_dir='videos')
-agent.play(frame_dir='frames')
+agent.play(video_dir='/path/to/video-dir/')
+agent.play(frame_dir='/path/to/frame-dir/')

@@ -4,9 +4,11 @@ os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import numpy as np
-import operant
 import optuna
-from keras.optimizers import Adam
+import operant as tf
+from operant.keras.optimizers import Adam
+
+import operant
 from operant import PPO
 from operant.utils.common import ModelReader, create_envs
 
@@ -14,13 +16,13 @@ from operant.utils.common import ModelReader, create_envs
 def get_hparams(trial):
     return {
         'n_steps': int(
-            trial.suggest_categorical('n_steps', [2 ** i for i in range(2, 4)])
+            trial.suggest_categorical('n_steps', [2 ** i for i in range(2, 11)])
         ),
         'learning_rate': trial.suggest_loguniform('learning_rate', 1e-5, 1e-2),
         'epsilon': trial.suggest_loguniform('epsilon', 1e-7, 1e-1),
         'entropy_coef': trial.suggest_loguniform('entropy_coef', 1e-8, 2e-1),
         'n_envs': int(
-            trial.suggest_categorical('n_envs', [2 ** i for i in range(1, 3)])
+            trial.suggest_categorical('n_envs', [2 ** i for i in range(4, 7)])
         ),
         'grad_norm': trial.suggest_uniform('grad_norm', 0.1, 10.0),
         'lam': trial.suggest_loguniform('lam', 0.65, 0.99),
@@ -54,7 +56,7 @@ def optimize_agent(trial):
         trial=trial,
         quiet=True,
     )
-    steps = 1000
+    steps = 500000
     agent.fit(max_steps=steps)
     current_rewards = np.around(np.mean(agent.total_rewards), 2)
     if not np.isfinite(current_rewards):
@@ -64,6 +66,7 @@ def optimize_agent(trial):
 
 def run_trial():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    tf.get_logger().setLevel('ERROR')
     study = optuna.create_study(
         study_name='ppo-example',
         storage='sqlite:///ppo-example.db',
@@ -75,7 +78,7 @@ def run_trial():
 
 
 if __name__ == '__main__':
-    for _ in range(2):
+    for _ in range(100):
         with ProcessPoolExecutor(1) as executor:
             future_trials = [executor.submit(run_trial)]
             for future_trial in as_completed(future_trials):
