@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from operant import agents as agents
-from operant import keras as keras
+import keras as keras
 from operant.envs import Environment as Environment
 from operant.errors import OperantError as OperantError
 from operant.execution import datasets as datasets
