@@ -117,7 +117,7 @@ def main():
         "operant-16": "operant, act + observe of 16 actors in one call, per actor",
     }
     lines = [
-        "# Acting",
+        "# Inference latency",
         "",
         "A 4-64-64-2 policy on CPU: " + " ".join(__doc__.split("\n\n")[-1].split()),
         "",

@@ -79,7 +79,7 @@ def main() -> None:
     }
     ratios = [eight / one for eight, one in zip(steps[8], steps[1], strict=True)]
     lines = [
-        "# Waiting",
+        "# Time of whole commands",
         "",
         f"`python benchmarks/goals.py --rounds {arguments.rounds}`: "
         f"{' '.join(__doc__.split(chr(10) * 2)[-2].split())} Medians, in brackets the",

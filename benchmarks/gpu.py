@@ -167,7 +167,7 @@ def main() -> None:
         for name in ("jax", "jaxlib", "numpy", "keras", "optax", "gymnasium", "ale-py")
     )
     lines = [
-        "# On a GPU",
+        "# Speed on a GPU",
         "",
         f"`python benchmarks/gpu.py --rounds {arguments.rounds} --seconds {arguments.seconds:g}`, "
         f"{time.strftime('%Y-%m-%d')}: environment steps per second, medians, in brackets the lowest and "

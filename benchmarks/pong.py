@@ -69,7 +69,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     names = ("jax", "jaxlib", "numpy", "keras", "optax", "gymnasium", "ale-py")
     lines = [
-        "# Presets on Pong",
+        "# Speed of the presets on Pong",
         "",
         f"`python benchmarks/pong.py --seconds {arguments.seconds:g}`, {time.strftime('%Y-%m-%d')}: "
         "environment steps per second of each preset while it learns.",

@@ -217,7 +217,7 @@ def main() -> None:
     print(text)
     if asked.output is not None:
         asked.output.write_text(
-            f"# A step, wherever the environment is\n\n`python benchmarks/remote.py`. {text}\n"
+            f"# Latency of remote environments\n\n`python benchmarks/remote.py`. {text}\n"
         )
 
 

@@ -115,7 +115,7 @@ def main() -> None:
             f"| {name} | {ENVS.get(name, 'jax:CartPole-v1').partition(':')[2]} | {n} | {speeds} | {times} |"
         )
     lines = [
-        "# Eight seeds at once",
+        "# Speed of eight seeds at once",
         "",
         f"`python benchmarks/seeds.py --rounds {arguments.rounds}`: {__doc__.splitlines()[0]} "
         f"{' '.join(__doc__.split(chr(10) * 2)[-2].split())}",

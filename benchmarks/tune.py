@@ -93,7 +93,7 @@ def main():
     ]
     versions = ", ".join(f"{p} {version(p)}" for p in ("operant", "jax", "optuna", "numpy"))
     lines = [
-        "# Tuning",
+        "# A tuning study",
         "",
         f"PPO on `{ENV}`, 8 environments: a study of {arguments.n_trials} trials of {steps:,} environment "
         "steps, then its best settings against",

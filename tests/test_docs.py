@@ -5,6 +5,7 @@ import json
 import pydoc
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -70,6 +71,39 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+LINKED = [
+    ROOT / page for page in sorted(set(re.findall(r"\]\(([\w/-]+\.md)", (ROOT / "README.md").read_text())))
+]
+
+
+def test_the_readme_links_every_page_and_titles_tell_them_apart():
+    assert {*ROOT.glob("docs/**/*.md")} <= {*LINKED}
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in PAGES]
+    assert all(title.startswith("# ") for title in titles)
+    assert len({*titles}) == len(titles), sorted(titles)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "custom Gymnasium environment", "early stopping", "fine-tuning", "transfer learning",
+        "frame stacking", "vectorized environments", "deploy", "multi-agent", "self-play", "reward shaping",
+        "troubleshooting", "feature extractors", "which algorithm", "normalization", "TensorBoard",
+        "callbacks", "resuming", "GPU", "hyperparameter tuning", "remote environments",
+        "distributed training", "action masks", "reproducibility", "compilation cache", "schedules",
+        "several seeds", "evaluate", "Atari", "recurrent networks",
+    ],
+)  # fmt: skip
+def test_a_heading_one_click_from_the_readme_has_the_word_of_the_field(word):
+    headings = "\n".join(
+        line
+        for page in LINKED
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("#")
+    )
+    assert word.lower() in headings.lower()
+
+
 def gone(text, folder=ROOT):
     """Yield the modules (`operant.x.y`) and source files (`x/y.py`) that a page names and that do not exist.
 
@@ -113,10 +147,62 @@ def test_the_readme_example_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_readme_example_of_a_class_runs(capsys):
-    code = code_of("README.md", "from operant import PPO").replace("200_000", "2_000")
-    exec(compile(code, "README.md", "exec"), {})
-    assert "5 episodes: mean return" in capsys.readouterr().out
+def test_the_readme_example_of_a_class_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code_of("README.md", "from operant import PPO"), "README.md", "exec"), {})
+    returns = [int(x) for x in re.findall(r"mean return (\d+)", capsys.readouterr().out)]
+    assert len(returns) == 5 and returns[-1] > 200 > 100 > returns[0], returns
+    assert (tmp_path / "data" / "ppo").is_dir()
+
+
+TAUGHT = sorted([*ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("docs/how-to/*.md")])
+"""Pages whose programs and commands run in order, in one folder: what a newcomer types."""
+
+
+def shortened(text):
+    """Return a program or command with a fortieth of the steps."""
+    text = text.replace("--target-reward 475", "--max-steps 40000")
+    counts = r"((?:max.steps|eval.frequency|divergence-monitoring-steps)[ =])([\d_]+)"
+    return re.sub(counts, lambda found: f"{found[1]}{int(found[2]) // 40}", text)
+
+
+@pytest.fixture
+def started():
+    """Processes that end with the test."""
+    processes = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TAUGHT, ids=lambda page: page.stem)
+def test_what_a_page_teaches_runs_from_top_to_bottom(page, tmp_path, monkeypatch, started):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before, names, ran = set(sys.modules), {}, 0
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M):
+        file = re.match(r'"""(\w+\.py): ', text)
+        ran += 1
+        if file:
+            (tmp_path / file[1]).write_text(text)
+        elif language == "python":
+            exec(compile(shortened(text), page.name, "exec"), names)
+        for line in shortened(text).splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["operant"]:
+                assert main(words[1:]) == 0, line
+            elif words[:1] == ["python"] and words[-1] == "&":
+                command = [sys.executable, *words[1:-1]]
+                started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                assert started[-1].stdout.readline(), line
+            else:
+                assert words[0] in ("pip", "python3", "tensorboard"), line
+    assert ran or page.stem in ("choose-a-way", "choose-an-algorithm")
+    for name in set(sys.modules) - before:
+        if (tmp_path / f"{name}.py").exists():
+            del sys.modules[name]
 
 
 def test_the_environment_on_the_page_about_training_is_compiled(tmp_path, monkeypatch, capsys):

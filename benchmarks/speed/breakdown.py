@@ -89,7 +89,7 @@ def main() -> int:
         print(json.dumps(measure(made(WORKLOADS[arguments.workloads[0]]), arguments.seconds)))
         return 0
     lines = [
-        "# Where the time goes",
+        "# Profile of a training",
         "",
         f"Processor: {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start. "
         "Command: `python benchmarks/speed/breakdown.py`.",

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import keras as keras
+
 from operant import agents as agents
 from operant.envs import Environment as Environment
 from operant.errors import OperantError as OperantError
@@ -18,7 +20,6 @@ from operant.nn.cfg import ModelReader as ModelReader
 from operant.spec import Schedule
 
 __version__: str
-keras: Any
 Number: TypeAlias = float | str | Mapping[str, Any] | Schedule
 
 class A2C(Trainer):

@@ -40,7 +40,8 @@ def tiny(tmp_path, monkeypatch):
 def fails(capsys, *arguments):
     assert main(["run", *arguments]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "Traceback" not in err
+    assert "Traceback" not in err
+    assert all(line.endswith(" ...") for line in out.splitlines())  # what went on
     return err
 
 

@@ -41,7 +41,7 @@ USUAL = frozenset((
     "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed",
     "run_dir", "resume", "config", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs",
     "max_episode_timesteps", "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices",
-    "study", "n_trials", "n_jobs", "trial_steps", "best", "episodes", "render", "video_dir",
+    "study", "n_trials", "n_jobs", "trial_steps", "best", "episodes", "render", "video_dir", "out", "video",
 ))  # fmt: skip
 """The most used options, which the short help shows."""
 

@@ -16,8 +16,8 @@ from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
 NOT_TUNED = {
-    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds", "save_frequency",
-    "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
+    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds",
+    "save_frequency", "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
 }  # fmt: skip
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
 process."""
