@@ -98,7 +98,7 @@ def test_the_record_of_a_run_is_a_file_of_options(planned):
         ("a.toml", 'n-stepz = 3\nagent = "ppo"', "'n_stepz' is no option here. Did you mean 'n_steps'? See "),
         ("a.toml", 'agent = "pppo"\n', "Unknown agent 'pppo'. Did you mean 'ppo'? See a.toml, line 1."),
         ("a.toml", "\nagent = 3\n", "--agent must be a string. Received: --agent 3. The default is None. Se"),
-        ("a.toml", 'agent = "ppo"\nresume = "x"\n', "'resume' is no option here. Did you mean 'preset'?"),
+        ("a.toml", 'agent = "ppo"\nresume = "x"\n', "'resume' is for the command line alone. Leave it out. "),
         ("a.toml", "env = CartPole\n", "'a.toml' is not TOML: Invalid value (at line 1, column 7)."),
         ("a.json", '{"agent": "ppo",\n"max-steps": "x"}', "The default is None. See a.json, line 2."),
         ("a.json", '{"agent": "ppo", "max_steps": [1]}', "The default is None. See a.json, line 1."),
@@ -123,7 +123,7 @@ def test_options_that_exclude_one_another_or_cannot_be_written(tmp_path, monkeyp
         (["--save-config", "x.yml"], "--save-config must be a file that ends with .toml or .json."),
         (
             ["--save-config", "x.toml", "--model", '[{"a": null}]'],
-            "model holds null, for which TOML has no word.",
+            "--model must not hold null, for which TOML has no word.",
         ),
     ):
         assert main(["train", "--config", "a.toml", *arguments]) == 2

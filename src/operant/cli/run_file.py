@@ -16,6 +16,7 @@ from operant.spec import Config, aliases, checked, options, plain, read_json
 from operant.spec.run import PROCESSES, RunnerConfig
 
 SUFFIXES = (".toml", ".json")
+NOT_FILED = ("resume", "config", "save_config")
 OF_ONE_RUN = {"run_dir", "resume", "history_checkpoint", "checkpoints", *PROCESSES}
 """Options that another run takes from no `run.json`: they say where that one wrote."""
 
@@ -56,10 +57,11 @@ class RunFile:
             word: (config, name)
             for config in configs
             for word, name in ({n: n for n in options(config)} | aliases(config)).items()
-            if name not in ("resume", "config", "save_config")
         }
         values = {}
         for word, value in self._data.items():
+            if word in NOT_FILED:
+                raise self._fault(word, f"{word!r} is for the command line alone. Leave it out.")
             if word not in known:
                 raise self._fault(word, f"{word!r} is no option here.{suggest(word, known, listed=False)}")
             config, name = known[word]
@@ -114,5 +116,7 @@ def _written(name: str, value: Any, whole: bool = True) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_written(name, part, False) for part in value) + "]"
     if value is None and not whole:
-        raise SpecError(f"{name} holds null, for which TOML has no word. Give --save-config a .json file.")
+        raise SpecError(
+            f"{name} must not hold null, for which TOML has no word. Give --save-config a .json file."
+        )
     return json.dumps("none" if value is None else value, ensure_ascii=False)
