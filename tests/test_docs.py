@@ -86,11 +86,12 @@ def test_the_readme_links_every_page_and_titles_tell_them_apart():
 @pytest.mark.parametrize(
     "word",
     [
-        "custom Gymnasium environment", "early stopping", "fine-tuning", "transfer learning", "frame stacking",
-        "vectorized environments", "deploy", "multi-agent", "self-play", "reward shaping", "troubleshooting",
-        "feature extractors", "which algorithm", "normalization", "TensorBoard", "callbacks", "resuming", "GPU",
-        "hyperparameter tuning", "remote environments", "distributed training", "action masks", "reproducibility",
-        "compilation cache", "schedules", "several seeds", "evaluate", "Atari", "recurrent networks",
+        "custom Gymnasium environment", "early stopping", "fine-tuning", "transfer learning",
+        "frame stacking", "vectorized environments", "deploy", "multi-agent", "self-play", "reward shaping",
+        "troubleshooting", "feature extractors", "which algorithm", "normalization", "TensorBoard",
+        "callbacks", "resuming", "GPU", "hyperparameter tuning", "remote environments",
+        "distributed training", "action masks", "reproducibility", "compilation cache", "schedules",
+        "several seeds", "evaluate", "Atari", "recurrent networks",
     ],
 )  # fmt: skip
 def test_a_heading_one_click_from_the_readme_has_the_word_of_the_field(word):

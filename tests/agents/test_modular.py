@@ -899,7 +899,7 @@ def test_what_a_deterministic_policy_needs_is_asked_for():
             r"capacity must be above 9 for a recurrent network: 1 actor",
         ),
         ({}, {"type": "float"}, SpaceError, r"finite bounds.*use objective='policy_gradient'"),
-        ({}, ACTIONS, SpaceError, "serves .float. actions only"),
+        ({}, ACTIONS, SpaceError, "supports continuous .float. actions only"),
     ]:
         with pytest.raises(error, match=message):
             Agent.create(states=STATES, actions=actions, **{**DETERMINISTIC, **options})

@@ -241,7 +241,7 @@ def test_settings_that_do_not_fit_are_refused():
         ),
     ):
         learner("pqn", Countdown(), 2, model=RECURRENT, mini_batches=3)
-    with pytest.raises(SpaceError, match="pqn serves 'int' and 'bool' actions only"):
+    with pytest.raises(SpaceError, match=r"pqn supports discrete \(int, bool\) actions only"):
         learner("pqn", Countdown(kind="float"), 2)
     with pytest.raises(
         SpecError, match=r"epsilon_end must be at most epsilon_start\. Received: epsilon_end=0\.5"

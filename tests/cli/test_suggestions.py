@@ -148,7 +148,7 @@ def test_devices_steps_of_trials_and_exports_are_told(followed, capsys, monkeypa
         (["--max-steps", "0"], "--max-steps must be at least 1. Received: --max-steps 0."),
         (
             ["--max-steps", "9", "--max-frame"],
-            "--max-frame is a part of preprocessing. Received: --max-frame, no --preprocess. Add --preprocess.",
+            "is a part of preprocessing. Received: --max-frame, no --preprocess. Add --preprocess.",
         ),
         (
             ["--max-steps", "9", "--plateau-reduce-factor", "0.5"],
@@ -221,3 +221,22 @@ def test_names_that_mean_something_else_are_no_aliases():
     everywhere = {word for words in known.values() for word in words} | aliases(RunConfig).keys()
     assert everywhere >= FIELD.keys()
     assert all(name in options(config_class(a)) for a, words in known.items() for name in words.values())
+
+
+@pytest.mark.slow
+def test_what_the_end_of_a_run_suggests_works(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = (
+        "--n-envs 2 --n-steps 8 --mini-batches 2 --ppo-epochs 1 --seed 1 --run-dir run --reward-buffer-size 2"
+    )
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--target-reward", "1", *tiny.split()]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^Done: mean return \d+\.\d\d reached after \d+ steps \(.* s, \d+ episodes\)$", out, re.M
+    )
+    said = dict(re.findall(r"^(Watch|Plot|Continue): +operant (.*)$", out, re.M))
+    assert said["Continue"].startswith("train --resume run --target-reward none --max-steps ")
+    for name in ("Watch", "Plot", "Continue"):
+        assert main(shlex.split(said[name])) == 0, capsys.readouterr()
+    assert list(tmp_path.glob("videos/*.mp4")) and list(tmp_path.rglob("*.png"))
+    assert "Done: mean return" in capsys.readouterr().out

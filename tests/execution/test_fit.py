@@ -691,7 +691,9 @@ def test_a_run_directory_is_that_of_a_run(tmp_path):
     [
         ("quite", r" Did you mean 'quiet'\?"),
         ("run_dirr", r" Did you mean 'run_dir'\?"),
-        ("gae_lambda", r" Did you mean 'lam'\?"),
+        ("exploration_fraction", r" help\(operant.PPO\) lists them\."),
+        ("eval_freq", r" Did you mean 'eval_frequency'\?"),
+        ("device", r" JAX chooses the device: set JAX_PLATFORMS=.*"),
         ("zzz", r" help\(operant.PPO\) lists them\."),
     ],
 )

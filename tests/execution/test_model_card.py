@@ -1,4 +1,4 @@
-"""`operant card`: a model card whose metadata the Hugging Face Hub reads, beside an agent that acts the same."""
+"""`operant card`: a model card whose metadata the Hugging Face Hub reads, beside its agent."""
 
 import json
 from pathlib import Path

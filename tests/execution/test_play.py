@@ -19,7 +19,7 @@ from operant.cli import main
 from operant.envs.vector.create import create
 from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
-from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner
+from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner, unseen
 from operant.execution.trainers.inputs import create_envs
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
@@ -123,16 +123,21 @@ def test_videos_and_pictures_show_the_episode(trained, tmp_path):
     assert [path.name for path in again.files] == ["episode-002.mp4"]  # earlier ones are kept
 
 
-@pytest.mark.parametrize(
-    "make", [lambda place: Video(place, 30), lambda place: Pictures(place, 1), lambda place: Window("", 0.0)]
-)
-def test_what_shows_episodes_looks_for_no_sound(make, tmp_path, monkeypatch):
+def test_what_shows_episodes_looks_for_no_sound_and_without_a_window_for_no_display(monkeypatch):
     monkeypatch.setenv("SDL_AUDIODRIVER", "alsa")
-    make(tmp_path)
-    assert os.environ["SDL_AUDIODRIVER"] == "alsa"  # the user's own choice
+    for name in ("SDL_VIDEODRIVER", "PYGAME_HIDE_SUPPORT_PROMPT"):
+        monkeypatch.delenv(name, raising=False)
+    with unseen():
+        assert os.environ["SDL_AUDIODRIVER"] == "alsa"  # the user's own choice
+        assert os.environ["SDL_VIDEODRIVER"] == "dummy" and os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] == "1"
+    with unseen(window=True):
+        assert "SDL_VIDEODRIVER" not in os.environ
+    assert "PYGAME_HIDE_SUPPORT_PROMPT" not in os.environ
     monkeypatch.delenv("SDL_AUDIODRIVER")
-    make(tmp_path)
-    assert os.environ["SDL_AUDIODRIVER"] == "dummy"
+    with pytest.raises(KeyError), unseen():
+        assert os.environ["SDL_AUDIODRIVER"] == "dummy"
+        raise KeyError
+    assert "SDL_AUDIODRIVER" not in os.environ
 
 
 def test_odd_sizes_become_videos_too(tmp_path):
@@ -390,19 +395,19 @@ def test_native_environments_borrow_pictures(tmp_path):
         (["ppoo", "--env", "CartPole-v1"], "ppo"),
         (
             ["ppo", "--env", "x", "--video-dir", __file__],
-            "video_dir must be a folder: '.*' is a file. Received: video_dir=",
+            "--video-dir must be a folder: '.*' is a file. Received: --video-dir ",
         ),
         (
             ["ppo", "--env", "x", "--frame-dir", __file__ + "/in"],
-            "frame_dir must be a folder: .*frame_dir='.*/in'",
+            "--frame-dir must be a folder: .*--frame-dir '.*/in'",
         ),
         (
             ["ppo", "--env", "CartPole-v1", "--weights", "."],
-            r"weights must be what --checkpoints wrote, the folder of a run.*Received: weights='.'.",
+            r"--weights must be what --checkpoints wrote, the folder of a run.*Received: --weights '.'.",
         ),
         (
             ["ppo", "--env", "CartPole-v1", "--weights="],
-            r"weights must be what --checkpoints wrote, the folder of a run.*Received: weights=''.",
+            r"--weights must be what --checkpoints wrote, the folder of a run.*Received: --weights ''.",
         ),
         (["ppo", "--env", "CartPole-v1", "--weights", __file__], "weights must be what --checkpoints wrote"),
     ],
@@ -418,7 +423,7 @@ def test_mistakes_exit_with_2(arguments, message, capsys):
 
 
 def test_help_names_every_flag(capsys):
-    assert main(["play"]) == 0
+    assert main(["play", "--help-all"]) == 0
     text = capsys.readouterr().out
     for flag in (
         "--render",

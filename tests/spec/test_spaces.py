@@ -617,12 +617,14 @@ def test_require():
     spaces = Spaces.read({"shape": 2}, {"arm": {"a": {"shape": 3}}, "b": {"num_values": 2}})
     require(spaces, "PPO", {"float", "int", "bool"}, "nothing")
     with pytest.raises(
-        SpaceError, match=r"^DQN serves 'int' and 'bool' actions only, and action 'arm/a' is 'float'. Use sac"
+        SpaceError,
+        match=r"^DQN supports discrete \(int, bool\) actions only, and action 'arm/a' is 'float'. Use sac",
     ):
         require(spaces, "DQN", {"int", "bool"}, "sac")
     single = Spaces.read({"shape": 2}, {"num_values": 2})
     with pytest.raises(
-        SpaceError, match=r"SAC serves 'float' actions only, and the action is 'int'. Use 'dqn' instead"
+        SpaceError,
+        match=r"SAC supports continuous \(float\) actions only, and the action is 'int'. Use 'dqn' instead",
     ):
         require(single, "SAC", {"float"}, "'dqn'")
 

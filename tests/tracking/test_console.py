@@ -4,6 +4,7 @@ import io
 import math
 import re
 import sys
+import time
 import types
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from operant.errors import SpecError
 from operant.execution.runner.bar import Bar
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record
-from operant.tracking.console import say
+from operant.tracking.console import Ticker, say, wait
 from operant.tracking.record import Logger
 from operant.training.loop import Outcome
 
@@ -93,7 +94,8 @@ def test_how_a_run_ended():
     assert ended.summary == "Done: mean return 20.50 after 1,000 steps (3.25 s, 2 episodes)"
     reached = ended._replace(reason="target", skipped=7, seconds=95.4)
     assert reached.summary == (
-        "Done: mean return 20.50 reached after 1,000 steps (1 min 35 s, 2 episodes, 7 gradient step(s) left out)"
+        "Done: mean return 20.50 reached after 1,000 steps "
+        "(1 min 35 s, 2 episodes, 7 gradient step(s) left out)"
     )
     early = ended._replace(episodes=0, mean_reward=math.nan, seconds=7380.0)
     assert early.summary == "Done: no episode has ended in 1,000 steps (2 h 3 min, 0 episodes)"
@@ -391,3 +393,25 @@ def test_a_bar_outlives_any_standard_error(make, monkeypatch):
     bar.close()
     if make is WriteAlone:
         assert stream.text == "episodes 2/4  0 s\n"
+
+
+def test_what_goes_on_is_one_line_with_seconds_on_a_terminal_until_anything_is_printed(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    wait("Compiling")
+    wait("Building")
+    while terminal.getvalue().count("Building ... 0 s\r") < 2:  # it goes on by itself
+        time.sleep(0.01)
+    Console(stream=terminal).message("Training")
+    assert Ticker._shown is None
+    first, _, rest = terminal.getvalue().partition("\x1b[K")
+    assert first.startswith("Compiling ... 0 s\r") and rest.startswith("Building ... 0 s\r")
+    assert rest.endswith("\x1b[KTraining\n")
+
+
+def test_what_goes_on_is_a_line_where_no_terminal_is(monkeypatch, capsys):
+    wait("Building")
+    wait("The first steps", line=False)  # the next line comes soon
+    assert capsys.readouterr().out == "Building ...\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    wait("Building")

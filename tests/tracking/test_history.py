@@ -293,3 +293,21 @@ def test_an_empty_history_has_no_rows(tmp_path):
         name: len(column) for name, column in read_history(tmp_path / "h.parquet").items()
     } == dict.fromkeys(NAMES, 0)
     assert np.array_equal(read_history(tmp_path / "h.parquet")["step"], np.zeros(0, np.int64))
+
+
+WRITTEN = """
+import sys
+from operant.tracking import EpisodeRecord, History
+history = History(sys.argv[1])
+history.episodes([EpisodeRecord(4, 0.1, 2.0, 4, 0, 2.0, 2.0, {"won": True})])
+history.close()
+assert "pandas" not in sys.modules
+"""
+
+
+def test_writing_a_history_loads_no_pandas(tmp_path):
+    """It takes longer than to write the history of a short run."""
+    path = tmp_path / "h.parquet"
+    subprocess.run([sys.executable, "-c", WRITTEN, str(path)], check=True, timeout=120)
+    [row] = pq.read_table(path).to_pylist()
+    assert (row["step"], row["episode_reward"], row["info/won"]) == (4, 2.0, 1.0)

@@ -211,11 +211,11 @@ def test_history_interval_thins_the_histories(tmp_path):
         (["empty"], "'empty' is neither a run (a folder with run.json)"),
         (
             ["run", "--out", "x.gif"],
-            "out must be a file that ends with .png, .svg or .pdf. Received: out='x.gif'.",
+            "out must be a file that ends with .png, .svg or .pdf. Received: --out 'x.gif'.",
         ),
         (
             ["run", "--out", "scores.json/x.png"],
-            "out must be in a folder: 'scores.json' is a file. Received: out='scores.json/x.png'.",
+            "out must be in a folder: 'scores.json' is a file. Received: --out 'scores.json/x.png'.",
         ),
         (["run", "--agents", "a", "b"], "agents must name each of the 1 histories. Received 2 names: a, b."),
         (["run", "--plot", "mean_rewards"], "Did you mean 'mean_reward'?"),
@@ -224,14 +224,14 @@ def test_history_interval_thins_the_histories(tmp_path):
         (["run", "--scores", "x.json"], "scores is for --aggregate"),
         (
             ["run", "--aggregate", "--history-interval", "5"],
-            "history_interval is for curves, and has no effect with aggregate",
+            "--history-interval is for curves, and has no effect with aggregate",
         ),
         (
             ["run", "--aggregate", "--statistic", "iqm"],
-            "statistic is for curves, and has no effect with aggregate. Received: statistic='iqm'",
+            "statistic is for curves, and has no effect with aggregate. Received: --statistic 'iqm'",
         ),
         (["run", "--aggregate", "--benchmark", "time"], "benchmark is for curves"),
-        (["run", "--aggregate", "--time-unit", "minute"], "time_unit is for curves"),
+        (["run", "--aggregate", "--time-unit", "minute"], "--time-unit is for curves"),
         (["run", "--aggregate", "--target", "475"], "target is for curves"),
         (["run", "--aggregate", "--env", "Mine"], "env is for curves"),
         (

@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import subprocess
+import sys
 import time
 
 import gymnasium
@@ -243,6 +245,46 @@ def test_a_request_to_end_is_heard_at_once_and_a_second_ctrl_c_ends_the_program(
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert stopped == [True]
+
+
+DEAF = """
+import contextlib, hashlib, sys
+from operant.training import signals
+orderly = signals.orderly(lambda: None) if sys.argv[1:] else contextlib.nullcontext()
+with signals.answered(), orderly:
+    print("begun", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # minutes in which Python handles no signal
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [((), b"as soon as what is being compiled or computed is done"), (("run",), b"ending in order")],
+)
+def test_ctrl_c_is_answered_within_a_compiled_call_and_a_second_one_ends_it(arguments, answer):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEAF, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == b"begun\n"
+        time.sleep(1)  # until the call has begun
+        process.send_signal(signal.SIGINT)
+        assert answer in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == b"operant: interrupted\n"
+
+
+def test_ctrl_c_that_python_handles_is_answered_once(capfd):
+    with pytest.raises(KeyboardInterrupt), signals.answered():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(9)
+    with signals.answered(), signals.orderly(lambda: None):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(2 * signals.DEAF_SECONDS)
+    assert capfd.readouterr().err == signals.ORDERLY.decode()
+    assert signal.set_wakeup_fd(-1) == -1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_request_to_terminate_breaks_nothing_off():

@@ -172,7 +172,7 @@ def test_storage_forms():
     for bad in ("", "..", "a/b", "a\\b"):
         with pytest.raises(SpecError, match="study must be a name"):
             study.place(bad, None)
-    with pytest.raises(SpecError, match="storage must be a database's URL"):
+    with pytest.raises(SpecError, match="--storage must be a database's URL"):
         study.place("s", "somewhere")
 
 
@@ -606,7 +606,7 @@ def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
         "them waiting to be tried first\n"
     )
     assert counted in out
-    assert "Go on with the same command and --study s" in out
+    assert "Continue: the same command with --study s" in out
     before = study.load("s", storage).trials
     assert [t.state.name for t in before] == ["FAIL", "FAIL", "WAITING", "WAITING"]
     settings = {"trial_steps": 500000, "study": "s", "storage": storage, "n_trials": 3}
@@ -896,15 +896,20 @@ def test_a_study_that_operant_did_not_make(here):
 @pytest.mark.parametrize("agent", AGENTS)
 def test_help_lists_every_flag_and_fits_the_terminal(agent, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["tune", agent]) == 0
+    assert main(["tune", agent, "--help-all"]) == 0
     out = capsys.readouterr().out
     for cls in (TuneConfig, RunConfig, config_class(agent)):
         for name in options(cls):
-            assert (f"| {tables.flag(name)} " in out) == (name not in NOT_TUNED), name
+            begins = tuple(f"  --{no}{tables.flag(name)[2:]}" for no in ("", "[no-]"))
+            shown = any(
+                line == each or line.startswith(f"{each} ") for line in out.splitlines() for each in begins
+            )
+            assert shown == (name not in NOT_TUNED), name
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "in the run's" not in out and "run's folder" not in " ".join(out.split())  # trials have none
     assert main(["tune", agent, "--help"]) == 0
-    assert capsys.readouterr().out == out
+    short = capsys.readouterr().out
+    assert "  --trial-steps  [default: 50000]" in short and len(short) < len(out)
 
 
 @pytest.mark.parametrize("command", [["tune"], ["plot"], ["train"], ["reproduce"], ["completion"]])
@@ -914,9 +919,9 @@ def test_help_of_commands_fits_the_terminal(command, capsys, monkeypatch):
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 
-DOCUMENTED = {  # the table of the seed document
-    "--n-jobs": "1", "--n-trials": "1", "--non-silent": "-", "--storage": "-", "--study": "-",
-    "--trial-steps": "500000", "--warmup-trials": "5",
+DOCUMENTED = {  # the seed document's table, but for its one trial of 500,000 steps, which compares nothing
+    "--n-jobs": "1", "--n-trials": "20", "--non-silent": "-", "--storage": "-", "--study": "-",
+    "--trial-steps": "50000", "--warmup-trials": "5",
 }  # fmt: skip
 
 
@@ -940,25 +945,28 @@ def test_help_loads_nothing_heavy():
     [
         (["tune", "ppoo", "--env", "x"], "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (["tune", "--env", "x"], "tune needs an agent: operant tune <agent>"),
-        (["tune", "ppo", "--lr", "1e-5"], "env must be given"),
+        (["tune", "ppo", "--lr", "1e-5"], "--env must be given"),
         (["tune", "ppo", "--env", "x", "--max-steps", "3"], "Unknown flag '--max-steps' for tune ppo."),
         (
             ["tune", "ppo", "--env", "x", "--n-trials", "0"],
-            "n_trials must be at least 1. Received: n_trials=0.",
+            "--n-trials must be at least 1. Received: --n-trials 0.",
         ),
         (
             ["tune", "ppo", "--env", "x", "--lr", "1", "2", "3"],
-            "lr is tuned between a smallest and a largest value",
+            "--lr is tuned between a smallest and a largest value",
         ),
         (
             ["tune", "ppo", "--env", "x", "--lr", "a", "b"],
             "--lr must be a number, or a schedule such as linear:START:END:STEPS. Received: 'a'.",
         ),
-        (["tune", "ppo", "--env", "x", "--n-steps", "16", "16"], "n_steps must be several different values"),
-        (["tune", "ppo", "--env", "x", "--storage", "there"], "storage must be a database's URL"),
-        (["tune", "ppo", "--env", "x", "--study", "a/b"], "study must be a name without /"),
+        (
+            ["tune", "ppo", "--env", "x", "--n-steps", "16", "16"],
+            "--n-steps must be several different values",
+        ),
+        (["tune", "ppo", "--env", "x", "--storage", "there"], "--storage must be a database's URL"),
+        (["tune", "ppo", "--env", "x", "--study", "a/b"], "--study must be a name without /"),
         (["tune", "ppo", "--env", "x", "--max-frame", "perhaps"], "--max-frame must be true or false"),
-        (["tune", "ppo", "--env", "x", "--max-frame"], "max_frame is a part of preprocessing"),
+        (["tune", "ppo", "--env", "x", "--max-frame"], "--max-frame is a part of preprocessing"),
         (
             ["train", "--from-study", "lost"],
             "There is no study 'lost': sqlite:///studies/lost/study.db does not exist.",
@@ -999,8 +1007,31 @@ def test_a_switch_can_be_tuned(here):
     assert study.load("s", None).trials[0].distributions["max_frame"].choices == (True, False)
 
 
+NOTHING_TUNED = types.SimpleNamespace(failed=0, complete=0, pruned=0, interrupted=False)
+
+
 def test_a_study_whose_trials_all_fail_says_so(here):
-    assert main(["tune", "ppo", "--env", "raise", "--study", "s", "--quiet"]) == 1
+    arguments = ["--lr", "0.1", "--n-trials", "1", "--study", "s", "--quiet"]
+    assert main(["tune", "ppo", "--env", "raise", *arguments]) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "searched"),
+    [
+        ([], {"lr", "gamma", "entropy_coef"}),
+        (["--n-envs", "4", "8"], {"lr", "gamma", "entropy_coef", "n_envs"}),
+        (["--lr", "0.1"], set()),
+        (["--n-steps", "16", "32"], {"n_steps"}),
+    ],
+)
+def test_told_nothing_of_the_agent_a_study_searches_the_usual(given, searched, here, monkeypatch):
+    plans = []
+    monkeypatch.setattr("operant.tuning.tune.tune", lambda plan: plans.append(plan) or NOTHING_TUNED)
+    assert main(["tune", "ppo", "--env", "CartPole-v1", *given]) == 0
+    assert set(plans[0].ranges) == searched
+    assert (plans[0].config.n_trials, plans[0].config.trial_steps) == (20, 50_000)
+    assert main(["tune", "dqn", "--env", "CartPole-v1"]) == 0
+    assert set(plans[1].ranges) == {"lr", "gamma"}
 
 
 def test_without_optuna(here, monkeypatch):
@@ -1082,7 +1113,7 @@ def test_real_settings_that_cannot_be_built_leave_nothing_behind(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["tune", "dqn", "--env", "jax:Pendulum-v1", "--lr", "1e-4", "1e-2"]) == 2
     out, err = capsys.readouterr()
-    assert "dqn" in err and "Traceback" not in err and out == ""
+    assert "dqn" in err and "Traceback" not in err and all(line.endswith(" ...") for line in out.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -203,6 +203,8 @@ OTHERS = {
 """Algorithms by other names, and the agents and flags that are them or come closest."""
 DEFAULT = "modular"
 """The agent if none is named."""
+EXAMPLE = "ppo"
+"""The agent that messages name as an example."""
 
 
 def identify(cls: Any) -> tuple[str, type[Config]]:

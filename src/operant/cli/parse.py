@@ -14,7 +14,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from operant.agents.table import AGENTS, ALIASES, entry
+from operant.agents.table import AGENTS, ALIASES, EXAMPLE, entry
 from operant.cli.tables import flag, switched
 from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
@@ -51,7 +51,7 @@ def leading_agent(arguments: Sequence[str], command: str) -> tuple[str | None, l
     agent, *flags = arguments
     search_here(agent)
     if agent not in NAMES_OF_AGENTS and looks_like_env(agent):
-        right = quoted("operant", command, "ppo", "--env", agent, *flags)
+        right = quoted("operant", command, EXAMPLE, "--env", agent, *flags)
         raise UsageError(f"{agent!r} is an environment, and the agent comes first: {right}")
     entry(agent)
     return agent, flags
@@ -248,12 +248,20 @@ def _stray(
 
 def readable(text: str) -> str:
     """Return a message as a person at a terminal reads it: options by their flags, lines in its width."""
+    if not re.match(r"operant: .+, line \d+: ", text):  # in a file options have no dashes
+        text = _by_flags(text)
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size((80, 24)).columns
+    how: Any = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
+    return "\n".join(textwrap.fill(line, width, **how) for line in text.split("\n"))
+
+
+def _by_flags(text: str) -> str:
     kinds, names = [Config], dict[str, bool]()
     for kind in kinds:  # those that were loaded, as far as this command needs any
         kinds += kind.__subclasses__()
         names |= {name: switched(kind, name) for name in options(kind)} if kind is not Config else {}
-    several = "|".join(name for name in names if "_" in name)
-    text = re.sub(rf" \((?:{'|'.join(names)})=[^()]*\)", "", text)  # beside a flag, for programs
 
     def given(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -262,22 +270,16 @@ def readable(text: str) -> str:
             return f"--no-{flag(name)[2:]}" if value == "False" and names[name] else on
         return f"no {flag(name)}" if value == "None" else f"{flag(name)} {value}"
 
-    begins, each = r"(?:(?<=^)|(?<=operant: ))", "|".join(names)
-    value = r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
-    text = re.sub(
-        rf"(?:{begins}|(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))({each})={value}", given, text,
-        flags=re.MULTILINE,
-    )  # fmt: skip
-    text = re.sub(
-        rf"{begins}({each})(?= (?:must|is|needs|has) )", lambda match: flag(match[1]), text,
-        flags=re.MULTILINE,
-    )  # fmt: skip
-    text = re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", lambda match: flag(match[1]), text)
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size((80, 24)).columns
-    how: Any = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
-    return "\n".join(textwrap.fill(line, width, **how) for line in text.split("\n"))
+    def named(match: re.Match[str]) -> str:
+        return flag(match[1])
+
+    each, several = "|".join(names), "|".join(name for name in names if "_" in name)
+    begins, value = r"(?:(?<=^)|(?<=operant: ))", r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
+    within = r"(?:(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))"
+    text = re.sub(rf" \((?:{each})=[^()]*\)", "", text)  # beside a flag, for programs
+    text = re.sub(rf"(?m)(?:{begins}|{within})({each})={value}", given, text)
+    text = re.sub(rf"(?m){begins}({each})(?= (?:must|is|needs|has) )", named, text)
+    return re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", named, text)
 
 
 def add_flags(

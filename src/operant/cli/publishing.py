@@ -12,14 +12,11 @@ def run(arguments: list[str]) -> int:
 
     if parse.asks_for_help(arguments):
         note = "It writes a model card (README.md) in the Hugging Face Hub's form, and a copy of the agent."
-        rows = [row[:3] for row in tables.option_rows([CardConfig])]
-        table = tables.table("card", ("flags", "help", "default"), rows)
-        print(tables.page(["operant card <run> [options]"], note, table))
+        print(tables.page(["operant card <run> [options]"], note, tables.flags("Flags", [CardConfig])))
         return 0
     values = parse.parse([CardConfig], arguments, "card", positional="runs")
-    match values.pop("runs"):
-        case [path]:
-            print(f"Wrote {write_card(path, CardConfig.from_dict(values))}")
-            return 0
-        case paths:
-            raise UsageError(f"card takes one run: operant card RUN. Received {len(paths)}.")
+    paths = values.pop("runs")
+    if len(paths) != 1:
+        raise UsageError(f"card takes one run: operant card RUN. Received {len(paths)}.")
+    print(f"Wrote {write_card(paths[0], CardConfig.from_dict(values))}")
+    return 0

@@ -15,8 +15,7 @@ def run(arguments: list[str]) -> int:
             "operant report --study <name> [options] a study: history, importances, best settings",
         ]
         note = "A run is a folder that training made, or a folder of such runs."
-        rows = [row[:3] for row in tables.option_rows([ReportConfig])]
-        print(tables.page(usage, note, tables.table("report", ("flags", "help", "default"), rows)))
+        print(tables.page(usage, note, tables.flags("Flags", [ReportConfig])))
         return 0
     values = parse.parse([ReportConfig], arguments, "report", positional="runs")
     paths = values.pop("runs")

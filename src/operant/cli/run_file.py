@@ -77,7 +77,7 @@ class RunFile:
         lines = Path(self.path).read_text(encoding="utf-8").splitlines()
         key = re.compile(rf"""(^|[{{,])\s*["']?{"[-_]".join(map(re.escape, word.split("_")))}["']?\s*[=:]""")
         line = next((f", line {i}" for i, line in enumerate(lines, 1) if key.search(line)), "")
-        return SpecError(f"{self.path}{line}: {text}")
+        return SpecError(f"{text} See {self.path}{line}.")
 
 
 def _toml(path: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _toml(path: str) -> dict[str, Any]:
 
 
 def write(path: str, agent: str, values: Mapping[str, Any]) -> None:
-    """Write a file that `RunFile` reads; SpecError: it ends otherwise, or holds what its format has no word for."""
+    """Write a file that `RunFile` reads; SpecError: its format is unknown, or has no word for a value."""
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise value_error("save_config", "a file that ends with .toml or .json", path)

@@ -122,15 +122,16 @@ def _filmed(config: RunnerConfig) -> Iterator[Any]:
     if config.visualize_directory is None:
         yield source
         return
-    from operant.execution.render import filmed
+    from operant.execution.render import filmed, unseen
 
     if config.num_parallel is not None or config.remote is not None:
         raise UsageError("--visualize-directory films a single environment in this process.")
-    environment = filmed(source, config.visualize_directory, config.max_episode_timesteps)
-    try:
-        yield environment
-    finally:
-        environment.close()
+    with unseen():
+        environment = filmed(source, config.visualize_directory, config.max_episode_timesteps)
+        try:
+            yield environment
+        finally:
+            environment.close()
 
 
 def _serve(config: RunnerConfig) -> None:

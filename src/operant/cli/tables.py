@@ -38,10 +38,10 @@ USUAL = frozenset((
     "gamma", "lr", "model", "actor_model", "critic_model", "normalize_observations", "n_steps", "lam",
     "entropy_coef", "clip_norm", "mini_batches", "ppo_epochs", "epochs", "max_kl", "buffer_max_size",
     "buffer_initial_size", "buffer_batch_size", "train_every", "tau", "epsilon_decay_steps", "double",
-    "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed", "run_dir",
-    "resume", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs", "max_episode_timesteps",
-    "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices", "study", "n_trials", "n_jobs",
-    "trial_steps", "best", "episodes", "render", "video_dir",
+    "replay_ratio", "objective", "batch_size", "unit", "memory", "max_steps", "target_reward", "seed",
+    "run_dir", "resume", "config", "preset", "n_seeds", "quiet", "env", "n_envs", "env_kwargs",
+    "max_episode_timesteps", "preprocess", "weights", "eval_frequency", "keep_checkpoints", "n_devices",
+    "study", "n_trials", "n_jobs", "trial_steps", "best", "episodes", "render", "video_dir", "out", "video",
 ))  # fmt: skip
 """The most used options, which the short help shows."""
 
@@ -127,7 +127,7 @@ def grouped(
     }
     parts, hidden = [], False
     for title in dict.fromkeys([*groups, *GROUPS]):
-        names = {name for name in titles if titles[name] == title}
+        names = {name for name in titles if titles[name] == title and name not in how.get("without", ())}
         shown = names if full else names & USUAL
         hidden |= shown < names
         if shown:
@@ -136,7 +136,7 @@ def grouped(
 
 
 def flags(title: str, configs: Iterable[type[Config]], header: Sequence[str] = HEADER[:3], **how: Any) -> str:
-    """Return the table of the flags of configs, as wide as the terminal; `how` are arguments of `option_rows`."""
+    """Return the table of the flags of configs; `how` are arguments of `option_rows`."""
     rows = [row[: len(header)] for row in option_rows(configs, **how)]
     return table(title, header, rows, stacked=columns() < NARROW)
 

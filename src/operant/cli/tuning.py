@@ -9,7 +9,7 @@ from operant.cli import parse, tables
 from operant.errors import SpecError
 from operant.spec import Config, options
 from operant.spec.run import ProcessConfig, RunConfig
-from operant.tuning.plan import NOT_TUNED, TuneConfig, plan
+from operant.tuning.plan import NOT_TUNED, USUAL_RANGES, TuneConfig, plan
 
 TEXTS = {
     "history_checkpoint": "Path to .parquet files to save training histories, with the trial's number added "
@@ -33,6 +33,9 @@ def run(arguments: list[str]) -> int:
     known = options(TuneConfig)
     config = TuneConfig.from_dict({name: value for name, value in values.items() if name in known})
     settings = {name: value for name, value in values.items() if name not in known}
+    own = options(config_class(agent))
+    if not own.keys() & settings.keys():
+        settings |= {name: values for name, values in USUAL_RANGES.items() if name in own}
     planned = plan(agent, config, **settings)
     from operant.tuning.tune import tune
 
@@ -44,7 +47,8 @@ def run(arguments: list[str]) -> int:
 def help_text(agent: str | None, full: bool) -> str:
     """Return usage and flags: of the command, and of the agent if one is named."""
     usage = [
-        f"operant tune {agent or '<agent>'} --env <environment> --n-trials N",
+        f"operant tune {agent or '<agent>'} --env <environment> [options]",
+        "    no option of the agent        lr, gamma and entropy-coef are searched",
         "    --<option> <value>            fixed",
         "    --<option> <low> <high>       searched (hp_type int, log_uniform)",
         "    --<option> <value> <value>... searched (hp_type categorical)",

@@ -73,21 +73,12 @@ def card(data: Mapping[str, Any], returns: list[float], steps: int) -> str:
     metadata = {
         "library_name": "operant",
         "tags": [env, agent, "deep-reinforcement-learning", kind, "operant"],
-        "model-index": [
-            {
-                "name": agent,
-                "results": [
-                    {
-                        "task": {"type": kind, "name": kind},
-                        "dataset": {"name": env, "type": env},
-                        "metrics": [
-                            {"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}
-                        ],
-                    }
-                ],
-            }
-        ],
-    }
+        "model-index": [{"name": agent, "results": [{
+            "task": {"type": kind, "name": kind},
+            "dataset": {"name": env, "type": env},
+            "metrics": [{"type": "mean_reward", "name": "mean_reward", "value": score, "verified": False}],
+        }]}],
+    }  # fmt: skip
     settings = [(name, shown_value(value), usual) for name, (usual, value) in unusual(data).items()]
     return f"""\
 ---

@@ -127,8 +127,8 @@ class PlayResult(NamedTuple):
             return f"Total reward: {self.rewards[0]:g}"
         length = np.mean(self.lengths)
         return (
-            f"{len(self.rewards)} episodes: mean return {self.mean:.2f} (standard deviation {self.std:.2f}), mean "
-            f"length {length:.1f}"
+            f"{len(self.rewards)} episodes: mean return {self.mean:.2f} (standard deviation {self.std:.2f}), "
+            f"mean length {length:.1f}"
         )
 
 

@@ -295,8 +295,8 @@ def filmed(environment: Any, directory: str | Path, max_episode_timesteps: int |
 def frame_rate(env: Any) -> float:
     """Return the steps per second at which an environment runs at its own speed; 30 if it does not say.
 
-    That is the rate of its frames by as many as a step skips. Atari's machine shows 60 frames a second, though
-    the environments of ALE say 30 whatever they skip.
+    That is the rate of its frames by as many as a step skips. Atari's machine shows 60 frames a second,
+    though the environments of ALE say 30 whatever they skip.
     """
     rate = float(getattr(env, "metadata", {}).get("render_fps") or 30)
     game = getattr(env, "unwrapped", env)

@@ -93,11 +93,11 @@ def report(paths: Sequence[str | Path], config: ReportConfig | None = None) -> P
     page = _of_runs(paths, config) if config.study is None else _of_study(config.study, config)
     page.text(f"Written by operant {__version__}.")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(str(page), encoding="utf-8")
+    out.write_text(str(page), encoding="utf-8", errors="replace")  # names of folders may be no text
     return out
 
 
-class _Seed:
+class _Member:
     """All that the page needs of one run."""
 
     def __init__(self, run: Run) -> None:
@@ -112,10 +112,7 @@ class _Seed:
         self.data = read_run(file)
         with reading(repr(str(file)), SpecError):
             self.entry: RunEntry = run_entry(run.path, self.data)
-            self.commands = [
-                self.data["command"],
-                *(part["command"] for part in self.data.get("resumed", ())),
-            ]
+            self.commands = [part["command"] for part in (self.data, *self.data.get("resumed", ()))]
             facts = {**self.data["versions"], **self.data["machine"], **(self.data.get("git") or {})}
             self.facts = {name: str(value) for name, value in facts.items() if value is not None}
             self.settings = unusual(self.data)
@@ -157,16 +154,14 @@ def unusual(data: Mapping[str, Any]) -> dict[str, Value]:
 
 def shown_value(value: Any) -> str:
     """Return the value of an option for readers."""
-    if value in (None, [], ""):
-        return "-"
-    return (
-        f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "-" if value in (None, [], "") else value if isinstance(value, str) else json.dumps(value)
 
 
 def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     groups = {
-        env: {label: [_Seed(run) for run in runs] for label, runs in labels.items()}
+        env: {label: [_Member(run) for run in runs] for label, runs in labels.items()}
         for env, labels in grouped(read(paths)).items()
     }
     styles = line_styles(groups)
@@ -180,19 +175,26 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
         _curves(page, labels, styles, config)
         if config.video:
             page.heading("Final policy", 3)
-            _video(page, max((s for seeds in labels.values() for s in seeds), key=_rank), config)
+            _video(
+                page,
+                max(
+                    (s for seeds in labels.values() for s in seeds),
+                    key=lambda s: np.nan_to_num(s.final, nan=-np.inf),
+                ),
+                config,
+            )
     page.heading("Settings")
     _settings(
         page, {f"{label}, {env}": seeds[0] for env, group in groups.items() for label, seeds in group.items()}
     )
     page.heading("Runs")
-    ends = [(s, s.entry) for s in every]
     page.table(
-        ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation", "begun", "ended"),
+        ("run", "agent", "environment", "seed", "steps", "episodes", "mean return", "best evaluation",
+         "begun (UTC)", "ended"),
         [
             (s.run.path, e.agent, e.env, e.seed, f"{e.step:,}", f"{e.episodes:,}", _number(s.final),
-             _number(e.best_evaluation), e.begun, e.ended or "no")
-            for s, e in ends
+             _number(e.best_evaluation), e.begun[:16].replace("T", " "), e.ended or "no")
+            for s, e in ((s, s.entry) for s in every)
         ],
     )  # fmt: skip
     page.heading("Repeat")
@@ -210,15 +212,11 @@ def _of_runs(paths: Sequence[str | Path], config: ReportConfig) -> Page:
     return page
 
 
-def _rank(seed: _Seed) -> float:
-    return -np.inf if np.isnan(seed.final) else seed.final
-
-
 def _number(value: float | None) -> str:
     return "-" if value is None or np.isnan(value) else f"{value:,.2f}"
 
 
-def _results(page: Page, labels: Mapping[str, Sequence[_Seed]], config: ReportConfig) -> None:
+def _results(page: Page, labels: Mapping[str, Sequence[_Member]], config: ReportConfig) -> None:
     rows = []
     for label, seeds in labels.items():
         ends, finals = [_last(seed.evaluations) for seed in seeds], [seed.final for seed in seeds]
@@ -237,7 +235,7 @@ def _estimate(values: Sequence[float], config: ReportConfig) -> str:
 
 
 def _curves(
-    page: Page, labels: Mapping[str, Sequence[_Seed]], styles: Mapping[str, Any], config: ReportConfig
+    page: Page, labels: Mapping[str, Sequence[_Member]], styles: Mapping[str, Any], config: ReportConfig
 ) -> None:
     several = any(len(seeds) > 1 for seeds in labels.values())
     note = f"; mean over seeds with {100 * config.level:g}% bootstrap interval" if several else ""
@@ -285,7 +283,7 @@ def _drawn(
     return [(title, about, drawing)]
 
 
-def _video(page: Page, seed: _Seed, config: ReportConfig) -> None:
+def _video(page: Page, seed: _Member, config: ReportConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         how = {"run_dir": str(seed.run.path), "video_dir": folder, "max_steps": config.video_steps}
         try:
@@ -300,7 +298,7 @@ def _video(page: Page, seed: _Seed, config: ReportConfig) -> None:
         page.video(played.files[0])
 
 
-def _settings(page: Page, columns: Mapping[str, _Seed]) -> None:
+def _settings(page: Page, columns: Mapping[str, _Member]) -> None:
     names = dict.fromkeys(name for seed in columns.values() for name in seed.settings)
     if not names:
         page.text("All options have their defaults.")

@@ -68,7 +68,7 @@ class Cfg:
             SpecError: it cannot be read, or a section is not understood; names file, section and key.
         """
         if not isinstance(path, str | Path):
-            example = "such as operant.agents['a2c']['model']['ann'][0] for vectors, ['cnn'][0] for images"
+            example = "such as operant.agents[NAME]['model']['ann'][0] for vectors, ['cnn'][0] for images"
             raise value_error("cfg_file", f"the path of a file, {example}", path)
         place, close = Path(path), ""
         if place.parent == Path() and not place.exists():
@@ -211,7 +211,7 @@ class Cfg:
             needed = " or ".join(RANKS.get(rank, "one number") for rank in kind.ranks)
             remedy = " Put a [flatten] section before it." if kind.ranks == (1,) and len(shape) > 1 else ""
             if 3 in kind.ranks and len(shape) == 1:
-                remedy = " A vector takes a file of dense layers, such as agents['a2c']['model']['ann'][0]."
+                remedy = " A vector takes a file of dense layers, such as agents[NAME]['model']['ann'][0]."
             raise SpecError(f"{place}: needs an input of shape {needed}. Received: shape {shape}.{remedy}")
         layer = kind.make(section.values if units is None else {**section.values, "units": units}, seed)
         base = re.sub(r"_\d+$", "", layer.name)

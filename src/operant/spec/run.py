@@ -104,7 +104,7 @@ class RunConfig(Config):
         search="categorical",
     )
     resize: int | tuple[int, ...] | None = option(None, "Height and width of images, or one number for both")
-    gray: bool = option(False, "If specified, images are made gray (those of --preprocess always are)")
+    gray: bool = option(False, "Make images gray (those of --preprocess always are)")
     frame_stack: int | None = option(None, "Number of successive images in an observation", low=1)
     frame_skip: int | None = option(None, "Number of frames for which each action is repeated", low=1)
     clip_rewards: bool = option(

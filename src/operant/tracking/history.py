@@ -218,8 +218,14 @@ def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
         for name, dtype in {**COLUMNS, **OPTIONAL}.items()
     }
     infos = {key: None for info in fields["info"] for key in info}
-    columns |= {INFO + key: np.array([info.get(key, np.nan) for info in fields["info"]]) for key in infos}
-    return pa.table(columns)
+    for key in infos:
+        columns[INFO + key] = np.array([info.get(key, np.nan) for info in fields["info"]], np.float64)
+    # `pa.array` would load pandas, to see whether they are of its kind.
+    arrays = [
+        pa.Array.from_buffers(pa.from_numpy_dtype(x.dtype), len(x), [None, pa.py_buffer(x)])
+        for x in columns.values()
+    ]
+    return pa.Table.from_arrays(arrays, names=list(columns))
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:

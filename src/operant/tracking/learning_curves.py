@@ -179,8 +179,8 @@ def draw_lines(
         several = len(seeds) > 1
         name = f"{label} ({len(seeds)} seed{'s' if several else ''})"
         ax.plot(
-            x, center, marker=_marker(len(x)), color=color, linestyle=dashes, linewidth=2.0, markersize=5, label=name,
-            zorder=3 + i / 100,
+            x, center, marker=_marker(len(x)), color=color, linestyle=dashes, linewidth=2.0, markersize=5,
+            label=name, zorder=3 + i / 100,
         )  # fmt: skip
         if several:
             ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)

@@ -55,8 +55,9 @@ def label_axes(
 ) -> None:
     """Give the axes their labels and style.
 
-    `legend` is its place if there is anything for one (empty: none), `note` a line between title and axes, and
-    `numbers` says which axes have numbers: ``xy``, ``x`` or ``y``, at about `ticks` places. Texts are drawn as they are, a $ among them.
+    `legend` is its place if there is anything for one (empty: none), `note` a line between title and axes,
+    and `numbers` says which axes have numbers: ``xy``, ``x`` or ``y``, at about `ticks` places. Texts are
+    drawn as they are, a $ among them.
     """
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 

@@ -69,7 +69,7 @@ class Origin(NamedTuple):
 
 
 class Logger:
-    """What writes records: all of operant's own loggers, and those of users. It overrides what concerns it."""
+    """What writes records: operant's own loggers, and those of users. Each overrides what concerns it."""
 
     must_write = False
     """Whether what it could not write by the end is an error, as of files that a run is read from."""

@@ -17,10 +17,10 @@ from operant.tracking.history import read_history
 EVALUATIONS = "evaluations.parquet"
 """History of the evaluations of a run, in its folder."""
 _FREE = {
-    "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session", "logger",
-    "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints", "log_frequency",
-    "display_precision", "quiet", "env", "vector", "threads", "eval_frequency", "eval_episodes",
-    "info_keywords", *TOGETHER,
+    "seed", "max_steps", "target_reward", "checkpoints", "weights", "history_checkpoint", "monitor_session",
+    "logger", "run_dir", "resume", "save_seconds", "save_memory", "save_frequency", "keep_checkpoints",
+    "log_frequency", "display_precision", "quiet", "env", "vector", "threads", "eval_frequency",
+    "eval_episodes", "info_keywords", *TOGETHER,
 }  # fmt: skip
 """Options in which runs of one experiment may differ."""
 

@@ -46,7 +46,8 @@ from operant.training.session import ExperimentSetup, fitting
 
 RESUMABLE = frozenset((
     *TOGETHER, "max_steps", "target_reward", "quiet", "log_frequency", "display_precision", "save_seconds",
-    "save_memory", "save_frequency", "keep_checkpoints", "resume", "logger", "eval_frequency", "eval_episodes",
+    "save_memory", "save_frequency", "keep_checkpoints", "resume", "logger", "eval_frequency",
+    "eval_episodes",
 ))  # fmt: skip
 """Options of a run that may change when it is resumed; the others define the run."""
 

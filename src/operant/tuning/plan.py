@@ -16,8 +16,8 @@ from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
 NOT_TUNED = {
-    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds", "save_frequency",
-    "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
+    "max_steps", "target_reward", "monitor_session", "logger", "run_dir", "resume", "save_seconds",
+    "save_frequency", "keep_checkpoints", "save_memory", "eval_frequency", "eval_episodes", *PROCESSES,
 }  # fmt: skip
 """Options of a run that trials decide for themselves: how long they train is `trial_steps`, and each is a
 process."""
@@ -26,6 +26,10 @@ PER_TRIAL = {"checkpoints", "history_checkpoint", "seed", "quiet", "log_frequenc
 
 MOST_AT_ONCE = 32
 """Largest population by default."""
+
+
+USUAL_RANGES = {"lr": [1e-5, 1e-2], "gamma": [0.9, 0.999], "entropy_coef": [1e-4, 0.1]}
+"""What `operant tune` searches, as far as the agent has it, if it is told nothing of the agent."""
 
 
 class TuneConfig(ClusterConfig):
@@ -37,7 +41,7 @@ class TuneConfig(ClusterConfig):
         "Database URL: sqlite:///FILE.db, postgresql://..., or the path of a journal file, FILE.journal "
         "(default: studies/STUDY/study.db)",
     )
-    n_trials: int = option(1, "Number of trials to run", low=1)
+    n_trials: int = option(20, "Number of trials to run", low=1)
     n_jobs: int = option(1, "Parallel trials", low=1)
     population: int | None = option(
         None,
@@ -46,7 +50,7 @@ class TuneConfig(ClusterConfig):
         f"trials, at most {MOST_AT_ONCE}; 1 for agents with a replay memory)",
         low=1,
     )
-    trial_steps: int = option(500000, "Steps of a trial", unit="environment steps", low=1)
+    trial_steps: int = option(50000, "Steps of a trial", unit="environment steps", low=1)
     trial_episodes: int | None = option(
         None,
         "Score trials by this many whole episodes with the best actions (default: by the mean return of "

@@ -98,7 +98,10 @@ class StudySearch:
             + f", {config.n_jobs} at a time"
             + (f", {at_once} in each process" if (at_once := self.plan.at_once()) > 1 else "")
         )
-        if not self.plan.ranges:
+        if self.plan.ranges:
+            spans = (f"{name} {' '.join(map(str, each.values))}" for name, each in self.plan.ranges.items())
+            self.say(f"Searched: {', '.join(spans)}")
+        else:
             self.say(
                 "Nothing is searched: trials differ by their seeds alone. Give an option several values: "
                 "--<option> <value> <value>"

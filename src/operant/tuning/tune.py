@@ -109,7 +109,7 @@ def _summary(tuned: TuningResult, config: TuneConfig, trouble: str) -> str:
         agent = f"{best.agent} " if is_own(best.agent) else ""
         env = f" --env {quoted(best.run['env'])}" if is_own(best.run["env"]) else ""
         lines.append(f"Train with its settings: operant train {agent}--from-study {study}{where}{env}")
-    lines.append(f"Go on with the same command and --study {study}{where}")
+    lines.append(f"Continue: the same command with --study {study}{where}")
     if tuned.files:
         lines.append(f"Plots: {', '.join(map(str, tuned.files))}")
     if trouble:

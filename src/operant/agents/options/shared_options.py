@@ -175,7 +175,8 @@ class PolicyConfig(Config):
 
     distribution: Literal["clip", "squash", "beta"] = option(
         "clip",
-        "Distribution of bounded continuous actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or beta",
+        "Distribution of bounded continuous actions: clip (clipped Gaussian), squash (tanh of a Gaussian) or "
+        "beta",
         choices=("clip", "squash", "beta"),
     )
     std: Literal["global", "predicted"] = option(

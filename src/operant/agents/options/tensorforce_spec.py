@@ -92,8 +92,8 @@ def _check_target(baseline: Any, network: Any, merged: Given) -> None:
     if own or baseline not in ("auto", network):
         given = f"{own[0]}={merged[own[0]]!r}" if own else f"baseline={baseline!r}, policy={network!r}"
         raise SpecError(
-            "A baseline beside objective='action_value' is the target network: it has the form of the policy's, "
-            f"and follows it. Received: {given}. Give the same network, and as baseline_optimizer "
+            "A baseline beside objective='action_value' is the target network: it has the form of the "
+            f"policy's, and follows it. Received: {given}. Give the same network, and as baseline_optimizer "
             "dict(type='synchronization', update_weight=1.0, sync_frequency=10), or leave these out."
         )
 

@@ -106,9 +106,10 @@ class Runner(RunStatistics):
         self._closed = False
 
     def __repr__(self) -> str:
-        name = self.environments[0].name
-        done = f"{len(self.episode_returns):,} episodes"
-        return f"<Runner of {self.agent!r} in {self.num_environments} x {name}: {done} in the last run>"
+        where = f"{self.num_environments} x {self.environments[0].name}"
+        return (
+            f"<Runner of {self.agent!r} in {where}: {len(self.episode_returns):,} episodes in the last run>"
+        )
 
     @property
     def num_environments(self) -> int:

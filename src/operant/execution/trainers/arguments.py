@@ -90,8 +90,8 @@ def split(
     known = set(options(RunConfig)) - NOT_OPTIONS
     for name in arguments.keys() & NOT_OPTIONS:
         raise UsageError(
-            f"{name} is no argument of the class. Give max_steps, target_reward and logger to fit(); the rest is "
-            "for `operant train`."
+            f"{name} is no argument of the class. Give max_steps, target_reward and logger to fit(); the "
+            "rest is for `operant train`."
         )
     config = config_class(agent)
     names = known | words(config)

@@ -77,7 +77,7 @@ class ContinuousActions(gymnasium.spaces.Box):
         """Raise an AttributeError, as a `Box` does."""
         raise AttributeError(
             "Continuous actions have no n. Use action_space.shape[0], and for observations that are vectors "
-            "a model file such as operant.agents['a2c']['model']['ann'][0]."
+            "a model file such as operant.agents[NAME]['model']['ann'][0]."
         )
 
 
