@@ -95,6 +95,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "n_eval_episodes": ("eval_episodes",),
 }
 """Options, and those here of which the first that exists is meant."""
+ELSEWHERE = {"exponential_normalization": "normalize_observations=True of the agent"}
+"""Names of other libraries, and what does the same here but in another place."""
 METHODS = {
     "learn": "fit(max_steps=...)",
     "train": "fit(max_steps=...)",
@@ -148,6 +150,8 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
     """
+    if name in ELSEWHERE:
+        return f" Use {ELSEWHERE[name]}."
     names = sorted(str(k) for k in known)
     meant = SYNONYMS.get(_plain(str(name)))
     if meant is None:

@@ -187,13 +187,16 @@ class Interaction:
             statistics.timesteps += 1
             show(statistics)
             if not self._called_off:
-                goes_on = self._call(actor, options.callback_timestep_frequency, statistics.timesteps)
+                timestep = statistics.episode_timestep[actor]
+                goes_on = self._call(actor, options.callback_timestep_frequency, timestep)
         wanted = result.actor in slot.counted and not self._called_off
         if wanted and result.lost and not slot.trains:
             # Not an episode of the evaluation: another is run in its place.
             wanted, self._begun = False, self._begun - slot.counts
         if result.terminal and wanted:
             goes_on = self._end_episode(slot, actor) and goes_on
+        if result.terminal and options.sync_episodes:  # it waits for the others
+            statistics.episode_return[actor], statistics.episode_timestep[actor] = 0.0, 0
         if not goes_on:
             self.stopping = self._called_off = True
         if statistics.episodes == options.num_episodes or statistics.timesteps == options.num_timesteps:

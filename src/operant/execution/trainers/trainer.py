@@ -145,7 +145,7 @@ class Trainer:
             hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after
-    `fit`.
+    `fit`. Hyperparameters and options of the run are attributes (`gamma`, `n_envs`, `seed`).
 
     Raises:
         OperantError: environments, networks and options do not fit together; the message names which and the
@@ -174,9 +174,8 @@ class Trainer:
         arguments, hyperparameters = split(self.agent, named(self.agent, parts, settings), count)
         self.models = {name: hyperparameters[name] for name in MODELS if name in hyperparameters}
         refuse_shared_weights(self.models)
-        hyperparameters |= buffer_options(
-            config, hyperparameters.pop("buffers", None), count, hyperparameters
-        )
+        self.buffers = hyperparameters.pop("buffers", None)
+        hyperparameters |= buffer_options(config, self.buffers, count, hyperparameters)
         hyperparameters |= optimizer_options(config, self.models, hyperparameters)
         seed = arguments.pop("seed", None)
         self.run = located(  # relative paths are those of this call
@@ -575,9 +574,29 @@ class Trainer:
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to call here in place of a method of another library."""
+            """Return an option of the algorithm or of the run; else say what to call in place of a method."""
+            session = vars(self).get("session")
+            for given in () if session is None else (session.definition.config, self.run):
+                if name in options(type(given)):
+                    return getattr(given, name)
             remedy = f" Use {METHODS[name]}." if name in METHODS else ""
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{remedy}")
+
+    @property
+    def envs(self) -> Any:
+        """The environments, as they were given."""
+        return self._envs
+
+    @property
+    def model(self) -> Any:
+        """The network that was given (of several the actor), which holds the trained weights; or None."""
+        return next(iter(self.models.values()), None)
+
+    @property
+    def n_actions(self) -> int:
+        """How many discrete actions there are, or how many numbers a continuous action has."""
+        leaves = self.session.environments.spaces.actions.components.values()
+        return sum(math.prod(x.shape) if x.num_values is None else x.num_values for x in leaves)
 
     @property
     def steps(self) -> int:
