@@ -42,6 +42,7 @@ from operant.execution.trainers.arguments import (
     optimizer_options,
     refuse_shared_weights,
     split,
+    warn_of_bounded_values,
 )
 from operant.execution.trainers.inputs import (
     encoded,
@@ -174,6 +175,7 @@ class Trainer:
         arguments, hyperparameters = split(self.agent, named(self.agent, parts, settings), count)
         self.models = {name: hyperparameters[name] for name in MODELS if name in hyperparameters}
         refuse_shared_weights(self.models)
+        warn_of_bounded_values(self.agent, self.models)
         self.buffers = hyperparameters.pop("buffers", None)
         hyperparameters |= buffer_options(config, self.buffers, count, hyperparameters)
         hyperparameters |= optimizer_options(config, self.models, hyperparameters)
