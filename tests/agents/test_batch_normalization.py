@@ -217,7 +217,7 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
         np.ones(done.sum(), np.float32),
         np.where(np.arange(done.sum()) == done.sum() - 1, 1, 0),
     )
-    cloning = BehavioralCloning(engine, lr=0.01, batch_size=64, seed=0)
+    cloning = BehavioralCloning(engine, batch_size=64, seed=0)
     (block,) = cloning._batches(cloning._cut(trace))
     padding = np.concatenate([[True], ~block.valid[:, 0]]) & np.concatenate([~block.valid[:, 0], [True]])
     assert padding.sum() == len(padding) - done.sum() - 1  # the column's rest, behind the last observation
@@ -230,7 +230,8 @@ def test_padding_is_no_part_of_a_batch_of_imitation(name):
             for k, x in block.observation.items()
         }
         given = block._replace(observation=observation)
-        return cloning._step(cloning._weights, cloning._state, engine.train.hyper, given, jax.random.key(0))
+        hyper, lr = engine.train.hyper, np.float32(0.01)
+        return cloning._step(cloning._weights, cloning._state, hyper, given, jax.random.key(0), lr)
 
     assert equal(learned(7.0, padding), learned(0.0, padding))
     assert not equal(learned(7.0, ~padding), learned(0.0, padding))

@@ -754,6 +754,22 @@ def test_environment_create_serves(tmp_path):
     assert process.communicate(timeout=20)[0] == "ended\n" and process.returncode == 0
 
 
+def test_environment_create_in_a_thread_ends_with_its_client(capsys):
+    """Nothing could interrupt it there, and the program would wait for its thread for ever."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    thread = threading.Thread(
+        target=Environment.create, args=["CartPole-v1"], kwargs={"remote": "socket-server", "port": port}
+    )
+    thread.start()
+    environment = Environment.create(remote="socket-client", host=HOST, port=port)
+    environment.reset()
+    environment.close()
+    thread.join(20)
+    assert not thread.is_alive() and "Serving 1 x CartPole-v1" in capsys.readouterr().out
+
+
 # The command
 
 

@@ -143,6 +143,16 @@ def test_faults_of_the_documents_are_answered():
     operant.ModelReader(files["ann"][0], sizes, shape)
 
 
+def test_a_critic_made_from_the_actors_file_is_warned_of():
+    """Sections 6.3 and 6.6 print such programs."""
+    files, envs = operant.agents["ddpg"], operant.create_envs("Pendulum-v1", 1, preprocess=False)
+    actor = operant.ModelReader(files["actor_model"]["ann"][0], 1, 3).build_model()
+    bounded = operant.ModelReader(files["actor_model"]["ann"][0], 1, 4).build_model()
+    with pytest.warns(RuntimeWarning, match=r"ends in tanh.*agents\['ddpg'\]\['critic_model'\]\['ann'\]"):
+        operant.DDPG(envs, actor, bounded, quiet=True)
+    operant.DDPG(envs, actor, operant.ModelReader(files["critic_model"]["ann"][0], 1, 4).build_model())
+
+
 def test_keras_is_found_below_operant():
     import keras
     from operant.keras import layers
@@ -156,6 +166,7 @@ def test_keras_is_found_below_operant():
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:critic_model ends in tanh")  # ddpg and td3
 @pytest.mark.parametrize(
     "example",
     [pytest.param(p, marks=pytest.mark.exhaustive if p.stem in LONG else pytest.mark.slow) for p in EXAMPLES],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from tests.trace_files import write as write_trace
 
 from operant.agents.parts import imitation
 from operant.agents.table import AGENTS
+from operant.envs import Environment
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import pretraining, traces
 from operant.execution.agent import Agent
@@ -431,6 +433,40 @@ def test_pretraining_of_recurrent_networks_goes_on_from_the_states_of_what_was_l
     np.testing.assert_array_equal(start, start_again)
     assert np.max(np.abs(before - after)) > 1e-3
     agent.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "modular"])
+def test_what_ten_won_games_teach_wins_all_games(tmp_path, kind):
+    """By default, with five seeds. With 256 rows in a step and a rate of 0.001, none won a single game."""
+    environment = Environment.create(environment="CartPole-v1")
+    spaces, draw = Agent.create(agent="random", environment=environment).spaces, np.random.default_rng(0)
+    for game in range(10):  # a teacher that draws its actions, as agents do
+        states, terminal, rows = environment.reset(seed=100 + game), False, []
+        while not terminal:
+            logit = 10.0 * np.dot([0.1, 0.3, 3.0, 1.0], states)
+            rows.append((states, int(draw.random() < 1.0 / (1.0 + np.exp(-logit)))))
+            states, terminal, _ = environment.execute(actions=rows[-1][1])
+        assert len(rows) == 500
+        columns, ends = map(np.asarray, zip(*rows, strict=True)), np.where(np.arange(500) == 499, 2, 0)
+        write_trace(tmp_path / f"{game}.npz", spaces, Trace.read(spaces, *columns, ends, np.ones(500)))
+    for seed in range(5):
+        form = {"agent": "ppo", "batch_size": 10} if kind == "modular" else {"agent": kind}
+        agent = Agent.create(environment=environment, seed=seed, **form)
+        agent.pretrain(tmp_path, num_iterations=30)
+        assert won_games(agent, 10) == 10, f"seed {seed}"
+
+
+def won_games(agent, count):
+    """Play games of CartPole side by side; return how many last for 500 steps."""
+    envs = [gymnasium.make("CartPole-v1") for _ in range(count)]
+    states, going = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)]), set(range(count))
+    for _ in range(500):
+        actions = agent.act(states, independent=True)
+        for i in sorted(going):
+            states[i], _, fell, _, _ = envs[i].step(int(actions[i]))
+            going -= {i} if fell else set()
+    return len(going)
 
 
 @pytest.mark.slow

@@ -154,6 +154,13 @@ def test_a_number_alone_and_words_of_other_libraries_are_told_what_to_use(traine
     assert not hasattr(agent, "config")
 
 
+def test_what_a_class_was_made_with_are_attributes(trained):
+    agent, model = trained[:2]
+    assert agent.model is model and len(agent.envs) == agent.n_envs == 2 and agent.n_actions == 2
+    assert agent.gamma == 0.99 and agent.lr == 0.01 and isinstance(agent.seed, int)
+    assert agent.buffers is None and agent.n_steps == SMALL.get("n_steps", 128)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_path):
     agent = operant.A2C("jax:CartPole-v1", run_dir=str(tmp_path / "run"), quiet=True)

@@ -382,6 +382,19 @@ def test_native_environments_borrow_pictures(tmp_path):
     assert len(played.files) == 4
 
 
+def test_an_agent_without_environment_plays_its_newest_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, agent in (("first", "a2c"), ("second", "a2c"), ("other", "random")):
+        command = f"train {agent} --env jax:CartPole-v1 --max-steps 20 --quiet --run-dir runs/{name}"
+        assert main(command.split()) == 0
+    shutil.rmtree("runs/second/checkpoints")  # nothing to play in the newest
+    capsys.readouterr()
+    assert main(["play", "a2c", "--max-steps", "5"]) == 0
+    assert "Without --env, the newest run of a2c plays: runs/first" in capsys.readouterr().out.splitlines()[0]
+    assert main(["play", "ppo", "--max-steps", "5"]) == 2
+    assert "env must be given" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

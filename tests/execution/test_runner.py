@@ -397,17 +397,19 @@ def test_callbacks(runner):
     assert len(heard) == 4
     times = []
     runner.run(
-        num_timesteps=20,
-        callback=lambda r, p: times.append(r.timesteps),
-        callback_timestep_frequency=7,
+        num_episodes=6,
+        callback=lambda r, p: times.append((p, r.episode_timestep[p])),
+        callback_timestep_frequency=2,
         **QUIET,
     )
-    assert times == [7, 14]
+    # each environment's own timesteps: two of its episodes of 5, twice
+    assert sorted(times) == [(p, t) for p in range(3) for t in (2, 2, 4, 4)]
+    times.clear()
     runner.run(
-        num_timesteps=30, callback_timestep_frequency=10, callback_episode_frequency=2,
-        callback=lambda r, p: times.append((r.timesteps, r.episodes)), **QUIET,
+        num_episodes=6, callback_timestep_frequency=4, callback_episode_frequency=2,
+        callback=lambda r, p: times.append(r.episode_timestep[p]), **QUIET,
     )  # fmt: skip
-    assert len(times) == 2 + 3 + 3
+    assert sorted(times) == [4] * 6 + [5] * 3
     for veto in (False, np.False_):
         runner.run(
             callback=[lambda r, p: None, lambda r, p, veto=veto: veto if r.episodes == 4 else True], **QUIET

@@ -73,7 +73,7 @@ def test_weights_go_round(tmp_path, spec, format):
     assert path == str(tmp_path / f"agent-2{suffix}")
     assert agent.save(tmp_path, filename=f"agent{suffix}", format=format, append="episodes") == path
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"agent-2{suffix}", "agent.json"])
-    for name in ("agent-2", f"agent-2{suffix}"):
+    for name in ("agent-2", f"agent-2{suffix}", "agent"):
         assert Agent.load(tmp_path, filename=name).updates == agent.updates
     again = Agent.load(tmp_path, format=format if format == "hdf5" else None)
     np.testing.assert_array_equal(actions(agent), actions(again))

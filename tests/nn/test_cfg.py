@@ -814,3 +814,30 @@ def test_an_embedding_reads_one_state_of_so_many_choices():
             SpecError, match="an embedding of 9 values, so it reads one state of at most as many"
         ):
             build(cfg, fed, heads)
+
+
+def test_a_program_adds_initializers(tmp_path):
+    from operant.keras.initializers import Constant, RandomNormal
+
+    file = tmp_path / "own.cfg"
+    lines = "[dense-0]\nunits=3\ninitializer=mine\n{}[dense-1]\noutput=1\ninitializer=halves\n"
+    file.write_text(lines.format(""))
+    with pytest.raises(SpecError, match="initializer must be one of 'glorot_normal'.*Received: .*'mine'"):
+        ModelReader(file, 1, 2)
+    try:
+        ModelReader.initializers["mine"] = RandomNormal
+        ModelReader.initializers["halves"] = lambda shape, dtype=None: np.full(shape, 0.5, dtype)
+        first, again, other = (ModelReader(file, 1, 2, seed=seed).build_model() for seed in (1, 1, 2))
+        assert np.std(first.get_weights()[0]) < 0.2, "RandomNormal's deviation is 0.05"
+        np.testing.assert_array_equal(first.get_weights()[0], again.get_weights()[0])
+        assert np.any(first.get_weights()[0] != other.get_weights()[0])
+        np.testing.assert_array_equal(first.get_weights()[2], np.full((3, 1), 0.5))
+        file.write_text(lines.format("gain=2\n"))
+        with pytest.raises(SpecError, match="gain must be left out, as 'mine' takes none"):
+            ModelReader(file, 1, 2).build_model()
+        ModelReader.initializers["mine"] = lambda gain: Constant(gain)
+        weights = ModelReader(file, 1, 2).build_model().get_weights()
+        np.testing.assert_array_equal(weights[0], np.full((2, 3), 2.0))
+    finally:
+        for name in ("mine", "halves"):
+            ModelReader.initializers.pop(name, None)

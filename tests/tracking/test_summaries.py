@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import subprocess
 import sys
+import wave
 
 import numpy as np
 import pytest
@@ -142,10 +144,11 @@ def test_custom_summaries(tmp_path):
     agent.summarize("spread", np.arange(10.0))
     agent.summarize("words", "hello")
     agent.summarize("sound", np.sin(np.arange(4000) / 10))
+    agent.summarize("sound", np.sin(np.arange(8000) / 10).reshape(2, 2000, 2), step=30)  # TensorFlow's shape
     for name, value, message in [
         ("pictur", image, "no custom summary 'pictur'.*picture"),
         ("number", "x", "value must be numbers as a summary of type 'scalar'"),
-        ("sound", image, "type 'audio'"),
+        ("sound", np.zeros((4000, 2)), "type 'audio'"),
     ]:
         with pytest.raises(SpecError, match=message):
             agent.summarize(name, value)
@@ -158,7 +161,12 @@ def test_custom_summaries(tmp_path):
     assert events.Images("picture/0")[0].step == 20
     assert events.Histograms("spread")[0].histogram_value.num == 10
     assert events.Tensors("words/text_summary")[0].tensor_proto.string_val[0] == b"hello"
-    assert events.Tags()["audio"] == ["sound"]
+    assert events.Tags()["audio"] == ["sound", "sound/0", "sound/1"]
+    (stereo,) = events.Audio("sound/1")
+    with wave.open(io.BytesIO(stereo.encoded_audio_string)) as file:
+        assert (file.getnchannels(), file.getnframes(), stereo.length_frames) == (2, 2000, 2000)
+        heard = np.frombuffer(file.readframes(2000), "<i2").reshape(2000, 2) / 32767
+    np.testing.assert_allclose(heard[:, 1], np.sin(np.arange(4001, 8000, 2) / 10), atol=1e-4)
     with pytest.raises(UsageError, match="summarize needs a summarizer"):
         Agent.create(**PPO, states=STATE, actions=CHOICE).summarize("number", 1.0)
 

@@ -42,6 +42,9 @@ def run(arguments: list[str]) -> int:
         values[place] = where
     if agent is not None and not values.keys() & {"run_dir", "policy", "weights"}:
         _refuse_folder(agent)
+        if "env" not in values and (newest := _newest_run(agent)) is not None:
+            print(f"Without --env, the newest run of {agent} plays: {shown(newest)}")
+            values["run_dir"], agent = str(newest), None
     known = options(PlayConfig)
     config = PlayConfig.from_dict({name: value for name, value in values.items() if name in known})
     hyper = {name: value for name, value in values.items() if name not in known}
@@ -74,6 +77,18 @@ def _refuse_folder(agent: str) -> None:
             f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the "
             f"run give its path: operant play {quoted(f'./{agent}')}"
         )
+
+
+def _newest_run(agent: str) -> Path | None:
+    """Return the newest run of an agent in the usual place that has a checkpoint; None: there is none."""
+    from operant import checkpoint
+    from operant.training.run_dir import runs_in
+
+    wanted = ALIASES.get(agent, agent)
+    for run in reversed(runs_in("runs")):
+        if run.agent == wanted and checkpoint.latest_header(run.directory / "checkpoints") is not None:
+            return run.directory
+    return None
 
 
 def _leading_place(first: str) -> str | None:

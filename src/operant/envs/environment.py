@@ -161,7 +161,8 @@ class Environment(abc.ABC):
             remote: None: in this process. `multiprocessing`: in a process of its own, replaced when it dies
                 or hangs. `socket-client`: at a server on another machine, which defines environment and time
                 limit. `ray`: in an actor of a Ray cluster. `socket-server`: be such a server, until
-                interrupted (`operant serve`); returns nothing.
+                interrupted, or in a thread that cannot be, until its client has left (`operant serve`);
+                returns nothing.
             blocking: whether requests wait for their answers (they do here in any case; see `Runner`).
             host: of the server, or the address to serve at (default: this machine only); with `ray`, of the
                 cluster's head (default: the variable `RAY_ADDRESS`, or else a cluster on this machine).

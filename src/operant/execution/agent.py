@@ -267,8 +267,8 @@ class Agent(InteractiveAgent):
         extension: str = ".npz",
         *,
         imitate: bool | None = None,
-        lr: float = 1e-3,
-        batch_size: int = 256,
+        lr: float = 3e-3,
+        batch_size: int = 64,
     ) -> None:
         """Learn from recorded traces.
 
@@ -285,7 +285,7 @@ class Agent(InteractiveAgent):
             extension: how the files' names end.
             imitate: True: by imitation, or an error; False: by `experience` and `update`; None: by imitation
                 if the algorithm can.
-            lr: learning rate of imitation.
+            lr: learning rate of imitation in the first iteration; it falls linearly, to 0 after the last.
             batch_size: approximate number of environment steps in a gradient step of imitation.
 
         Raises:
@@ -304,9 +304,9 @@ class Agent(InteractiveAgent):
             )
         drawn = pretraining.draws(directory, extension, self.spaces, num_traces, num_iterations, self.seed)
         if imitates and imitate is not False:
-            cloning = pretraining.BehavioralCloning(self._engine, lr, batch_size, self.seed)
-            for trace, fresh in drawn:
-                cloning.learn(trace, num_updates, fresh)
+            cloning = pretraining.BehavioralCloning(self._engine, batch_size, self.seed)
+            for i, (trace, fresh) in enumerate(drawn):
+                cloning.learn(trace, num_updates, fresh, lr * (1.0 - i / num_iterations))
             cloning.hand_over()
             self._callbacks.changed()
             return

@@ -118,9 +118,8 @@ class BehavioralCloning:
     their order, and of the noise of networks that have any.
     """
 
-    def __init__(self, engine: CompiledAgent, lr: float, batch_size: int, seed: int) -> None:
+    def __init__(self, engine: CompiledAgent, batch_size: int, seed: int) -> None:
         self._engine = engine
-        self._optimizer = optimise.optimizer("adam", lr, max_norm=1.0)
         self._segments = max(1, batch_size // SEGMENT)
         self._order = np.random.default_rng(sequence(seed, Purpose.PRETRAINING))
         self._key, self._taken = jax.random.fold_in(jax.random.key(seed), Purpose.PRETRAINING), 0
@@ -129,12 +128,12 @@ class BehavioralCloning:
         self._hyper = engine.learner.now(engine.train.hyper, engine.train.counters)
         weights = engine.learner.algorithm.weights(engine.train.state)
         self._weights = jax.tree.map(jnp.copy, weights)
-        self._state = self._optimizer.init({name: w["params"] for name, w in weights.items()})
+        self._state = _adam(0.0).init({name: w["params"] for name, w in weights.items()})
         scale: Any = getattr(engine.train.state, "reward_scale", ())
         self._scale: Any = () if scale == () else normalization.RewardScale(jnp.zeros(1), scale.moments)
 
     def _stepped(
-        self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key
+        self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key, lr: Array
     ) -> tuple[Tree, Tree, Any]:
         algorithm: Any = self._engine.learner.at(hyper)
         block = self._engine.learner.mask_padding(block)
@@ -150,7 +149,7 @@ class BehavioralCloning:
             )
 
         value, grads = jax.value_and_grad(loss)(params)
-        params, state, _ = optimise.apply(self._optimizer, params, state, grads)
+        params, state, _ = optimise.apply(_adam(lr), params, state, grads)
         for name, model in self._models.items():
             if set(model.inputs) <= set(block.observation):  # critics that read actions do not imitate
                 params[name] = model.averaged(params[name], learning[name], block.observation)
@@ -189,10 +188,10 @@ class BehavioralCloning:
                 self._weights, self._scale, self._hyper, *padded, np.arange(COUNTED) < len(part)
             )
 
-    def learn(self, trace: Trace, passes: int, fresh: np.ndarray) -> float:
+    def learn(self, trace: Trace, passes: int, fresh: np.ndarray, lr: float) -> float:
         """Go through a trace a number of times, in random order; return the mean loss of the last pass.
 
-        The running moments have not counted the steps that are `fresh` `[R]` yet.
+        `lr` is the learning rate. The running moments have not counted the steps that are `fresh` `[R]` yet.
         """
         self._count_moments(trace, fresh)
         if self._scale != ():  # values are fitted in the unit of updates
@@ -208,7 +207,7 @@ class BehavioralCloning:
             for block in self._batches(segments):
                 key = jax.random.fold_in(self._key, self._taken)
                 self._weights, self._state, one = self._step(
-                    self._weights, self._state, self._hyper, block, key
+                    self._weights, self._state, self._hyper, block, key, np.float32(lr)
                 )
                 self._taken += 1
                 values.append(float(one))
@@ -237,6 +236,10 @@ class BehavioralCloning:
         if self._scale != ():
             state = state._replace(reward_scale=state.reward_scale._replace(moments=self._scale.moments))
         self._engine.put(train._replace(state=state))
+
+
+def _adam(lr: Any) -> optimise.Optimizer:
+    return optimise.optimizer("adam", lr, max_norm=1.0)
 
 
 def draws(

@@ -51,16 +51,19 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
         check_format(format)
     folder = directory / "checkpoints" if (directory / "checkpoints").is_dir() else directory
     saved = None if format in FORMATS else find_checkpoint(folder, filename)
-    weights = find_weights(folder, filename, format) if saved is None and format != "checkpoint" else None
+    weights = None
+    if saved is None and format != "checkpoint":
+        whole = None if filename is None or not folder.is_dir() else checkpoint.newest(folder, filename)
+        weights = find_weights(folder, filename, format, numbered=format is not None or whole is None)
     if weights is None and format in FORMATS:
         raise CheckpointError(f"There are no weights (*{FORMATS[format]}) in {str(directory)!r}.")
     return weights or saved or checkpoint_in(folder, filename, numbered=True)
 
 
-def find_weights(directory: Path, filename: str | None, format: str | None) -> Path | None:
+def find_weights(directory: Path, filename: str | None, format: str | None, *, numbered: bool) -> Path | None:
     """Return a weights file in a folder, or None: the one of that name, or without a name the newest.
 
-    With a format a name stands for the newest ``<filename>-<number>``, too.
+    With `numbered` a name stands for the newest ``<filename>-<number>``, too.
     """
     suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
     if directory.suffix in suffixes and directory.is_file():
@@ -72,11 +75,10 @@ def find_weights(directory: Path, filename: str | None, format: str | None) -> P
             else [f"{filename}{suffix}" for suffix in suffixes]
         )
         paths = [directory / name for name in names if (directory / name).is_file()]
-        # As of checkpoints, which come first without a format.
-        if not paths and format is not None and directory.is_dir():
+        if not paths and numbered and directory.is_dir():
             endings = "|".join(map(re.escape, suffixes))
-            numbered = re.compile(rf"{re.escape(filename)}-\d+({endings})")
-            paths = [path for path in directory.iterdir() if numbered.fullmatch(path.name)]
+            pattern = re.compile(rf"{re.escape(filename)}-\d+({endings})")
+            paths = [path for path in directory.iterdir() if pattern.fullmatch(path.name)]
     else:
         paths = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)

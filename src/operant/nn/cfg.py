@@ -26,7 +26,7 @@ import numpy as np
 
 from operant.errors import SpecError, shown, suggest, value_error, whole
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.cfg_kinds import CONSTANTS, KINDS, ROLES, Values
+from operant.nn.cfg_kinds import CONSTANTS, INITIALIZERS, KINDS, ROLES, Values
 from operant.nn.keras_optimizers import keras_optimizer
 from operant.nn.layers import RANKS
 from operant.spec import MODEL_FILES
@@ -298,6 +298,10 @@ class ModelReader:
     Raises:
         SpecError: file, sizes or shape are not understood; the message names section, key and remedy.
     """
+
+    initializers = INITIALIZERS
+    """Initialisers by name, to which a program adds its own: a class of Keras, a function that takes `seed`,
+    `gain`, both or neither and returns one, or a function of a shape (and `dtype`)."""
 
     def __init__(
         self,

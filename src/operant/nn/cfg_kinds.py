@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from operant.nn.graph import activation
 from operant.nn.layers import FLOAT, choice
 
 Values = Mapping[str, Any]
-VARIANCES = {
+_VARIANCES = {
     "glorot_normal": (1.0, "fan_avg", "truncated_normal"),
     "glorot_uniform": (1.0, "fan_avg", "uniform"),
     "he_normal": (2.0, "fan_in", "truncated_normal"),
@@ -25,7 +27,29 @@ VARIANCES = {
 """Initialisers that draw around 0: variance times fan, which fan, distribution (arguments of Keras's
 `VarianceScaling`)."""
 CONSTANTS = ("ones", "zeros")
-INITIALIZERS = (*VARIANCES, "orthogonal", *CONSTANTS)
+
+
+def _varying(scale: float, mode: str, distribution: str, gain: float = 1.0, seed: int | None = None) -> Any:
+    return keras().initializers.VarianceScaling(scale * gain**2, mode, distribution, seed=seed)
+
+
+def _orthogonal(gain: float = 1.0, seed: int | None = None) -> Any:
+    from operant.nn.keras_layers import Orthogonal
+
+    return Orthogonal(gain=gain, seed=seed)
+
+
+def _constant(name: str) -> Any:
+    return keras().initializers.get(name)
+
+
+INITIALIZERS: dict[str, Callable[..., Any]] = {
+    **{name: functools.partial(_varying, *variance) for name, variance in _VARIANCES.items()},
+    "orthogonal": _orthogonal,
+    **{name: functools.partial(_constant, name) for name in CONSTANTS},
+}
+"""What makes the initialiser of a name, called with those of `gain` and `seed` that it takes; or a function
+of a shape, which is one. `ModelReader.initializers`, to which programs add theirs."""
 
 
 def _flag(name: str, text: str) -> bool:
@@ -72,17 +96,20 @@ def _one_of(*known: str) -> Callable[[str, str], str]:
     return read
 
 
-def _kernel(values: Values, seed: int | None) -> Any:
-    from operant.nn.keras_layers import Orthogonal
+def _initializer(name: str, text: str) -> str:
+    choice(name, text, tuple(INITIALIZERS))
+    return text
 
-    k = keras()
-    name, gain = values.get("initializer", "glorot_uniform"), values.get("gain", 1.0)
-    if name in CONSTANTS:
-        return k.initializers.get(name)
-    if name == "orthogonal":
-        return Orthogonal(gain=gain, seed=seed)
-    scale, mode, distribution = VARIANCES[name]
-    return k.initializers.VarianceScaling(scale * gain**2, mode, distribution, seed=seed)
+
+def _kernel(values: Values, seed: int | None) -> Any:
+    make = INITIALIZERS[values.get("initializer", "glorot_uniform")]
+    takes = inspect.signature(make).parameters
+    if "shape" in takes:
+        return make
+    given = {"seed": seed, **({"gain": values["gain"]} if "gain" in values else {})}
+    if "gain" in given and "gain" not in takes:
+        raise value_error("gain", f"left out, as {values['initializer']!r} takes none", values["gain"])
+    return make(**{name: value for name, value in given.items() if name in takes})
 
 
 def _convolutional(values: Values, seed: int | None) -> Any:
@@ -143,7 +170,7 @@ class SectionKind:
     """Ranks of inputs that it takes, without the batch axis; empty: any."""
 
 
-_KERNEL = {"activation": _activation, "initializer": _one_of(*INITIALIZERS), "gain": _number}
+_KERNEL = {"activation": _activation, "initializer": _initializer, "gain": _number}
 _WINDOW = {"size": _count, "stride": _count, "padding": _one_of("valid", "same")}
 ROLES = {"common": _flag, "output": _flag}
 KINDS: dict[str, SectionKind] = {
@@ -165,7 +192,7 @@ KINDS: dict[str, SectionKind] = {
         lambda v, seed: keras().layers.Embedding(
             v["values"], v["units"], embeddings_initializer=_kernel(v, seed), **FLOAT
         ),
-        {"values": _count, "units": _count, "initializer": _one_of(*INITIALIZERS), "gain": _number},
+        {"values": _count, "units": _count, "initializer": _initializer, "gain": _number},
         required=("values", "units"),
         ranks=(0, 1),
     ),

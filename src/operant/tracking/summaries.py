@@ -191,7 +191,8 @@ class Summarizer:
         Args:
             name: one of `custom`.
             value: a number; an array of numbers (histogram); an image `[height, width, channels]` or several
-                with a leading axis, uint8 or 0 to 1; a sound `[samples]` from -1 to 1; a text.
+                with a leading axis, uint8 or 0 to 1; a sound `[samples]`, or several
+                `[k, samples, channels]`, from -1 to 1; a text.
             step: the step to write it at; None: the timesteps so far.
 
         Raises:
@@ -210,7 +211,7 @@ class Summarizer:
             self._add("text", name, str(value), at)
             return
         x = np.asarray(value)
-        ranks = {"scalar": (0,), "histogram": range(1, 99), "image": (2, 3, 4), "audio": (1,)}[kind]
+        ranks = {"scalar": (0,), "histogram": range(1, 99), "image": (2, 3, 4), "audio": (1, 3)}[kind]
         if x.dtype.kind not in "biuf" or x.ndim not in ranks:
             raise value_error("value", f"numbers as a summary of type {kind!r} takes them", value)
         if kind == "scalar":
@@ -218,12 +219,14 @@ class Summarizer:
         elif kind == "histogram":
             self._add("histogram", name, x, at, bins=EDGES)
         elif kind == "audio":
-            self._sound(name, x.astype(np.float64), at, int(spec.get("sample_rate", 44100)))
+            sounds = x.astype(np.float64) if x.ndim == 3 else x.astype(np.float64)[None, :, None]
+            for tag, sound in _outputs(name, sounds, spec):
+                self._sound(tag, sound, at, int(spec.get("sample_rate", 44100)))
         else:
             images = x.reshape((1,) * (3 - min(x.ndim, 3)) + x.shape)[..., None] if x.ndim == 2 else x
             images = images if images.ndim == 4 else images.reshape(1, *images.shape[-3:])
-            for i, image in enumerate(images[: spec.get("max_outputs", 3)]):
-                self._add("image", f"{name}/{i}" if len(images) > 1 else name, image, at, dataformats="HWC")
+            for tag, image in _outputs(name, images, spec):
+                self._add("image", tag, image, at, dataformats="HWC")
 
     def _add(self, kind: str, name: str, value: Any, step: int, **how: Any) -> None:
         from tensorboardX import summary
@@ -235,18 +238,18 @@ class Summarizer:
             self._file.summaries(step, *summaries)
 
     def _sound(self, name: str, x: np.ndarray, step: int, rate: int) -> None:
-        """Write a sound as 16-bit WAV; tensorboardX would need another package."""
+        """Write a sound `[samples, channels]` as 16-bit WAV; tensorboardX would need another package."""
         from tensorboardX.proto.summary_pb2 import Summary
 
         memory = io.BytesIO()
         with wave.open(memory, "wb") as file:
-            file.setnchannels(1)
+            file.setnchannels(x.shape[1])
             file.setsampwidth(2)
             file.setframerate(rate)
             file.writeframes((np.clip(x, -1.0, 1.0) * 32767).astype("<i2").tobytes())
         audio = Summary.Audio(
             sample_rate=rate,
-            num_channels=1,
+            num_channels=x.shape[1],
             length_frames=len(x),
             encoded_audio_string=memory.getvalue(),
             content_type="audio/wav",
@@ -259,6 +262,12 @@ class Summarizer:
             self._file.flush()
         finally:
             self._release()
+
+
+def _outputs(name: str, several: np.ndarray, spec: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    """Return the first `max_outputs` images or sounds of a leading axis, with a tag for each."""
+    chosen = several[: spec.get("max_outputs", 3)]
+    return [(f"{name}/{i}" if len(several) > 1 else name, x) for i, x in enumerate(chosen)]
 
 
 # Folders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 from operant.envs.connection import Answer, Connection
@@ -61,12 +62,17 @@ class RemoteEnv(SpacesEnv):
 
 
 def serve(source: EnvSpec, host: str | None, port: Any) -> None:
-    """Serve one environment until interrupted; `operant.envs.remote.serve.serve` has more options."""
+    """Serve one environment until interrupted, or in a thread that cannot be, until its client has left.
+
+    `operant.envs.remote.serve.serve` has more options.
+    """
     from operant.envs.remote.auth import read_token
     from operant.envs.remote.server import PORT, Server
 
     ports = [PORT] if port is None else read_ports(port)
-    with Server(source, "127.0.0.1" if host is None else host, ports, token=read_token()) as server:
+    sessions = None if threading.current_thread() is threading.main_thread() else 1
+    host = "127.0.0.1" if host is None else host
+    with Server(source, host, ports, token=read_token(), sessions=sessions) as server:
         say(f"Serving {server}")
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()

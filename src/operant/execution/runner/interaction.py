@@ -186,7 +186,8 @@ class Interaction:
             statistics.timesteps += 1
             show(statistics)
             if not self._called_off:
-                goes_on = self._call(actor, options.callback_timestep_frequency, statistics.timesteps)
+                timestep = statistics.episode_timestep[actor]
+                goes_on = self._call(actor, options.callback_timestep_frequency, timestep)
         wanted = result.actor in slot.counted and not self._called_off
         if wanted and result.lost and not slot.trains:
             # Not an episode of the evaluation: another is run in its place.

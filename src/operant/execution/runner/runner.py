@@ -163,7 +163,7 @@ class Runner(RunStatistics):
             num_sleep_secs: longest wait, in seconds, between two looks for environments that are ready.
             callback: called as ``callback(runner, parallel)``, or a list of such; False ends the run.
             callback_episode_frequency: episodes between callbacks (default 1 if the next is not given).
-            callback_timestep_frequency: timesteps between callbacks.
+            callback_timestep_frequency: timesteps of an episode between callbacks, for each environment.
             use_tqdm: show a progress bar: return, ts/ep, sec/ep, ms/ts, agent (share of the time that the
                 agent computes) and, for remote environments, comm (share that neither agent nor environment
                 explain).

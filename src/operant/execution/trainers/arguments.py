@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ NOT_OPTIONS = frozenset(
 )
 """Options of a run that are no keyword arguments here: others say the same, or they are for
 `operant train`."""
+BOUNDED = ("tanh", "sigmoid", "hard_sigmoid", "softmax", "softsign", "hard_tanh")
+"""Activations whose values are between -1 and 1."""
 NONE_IS_A_VALUE = frozenset({"keep_checkpoints"})
 """Options of a run for which None is a value other than the default."""
 
@@ -217,3 +220,17 @@ def refuse_shared_weights(models: Mapping[str, Any]) -> None:
                     f"{other} and {option} share the weights {variable.path!r}, and each network is trained "
                     "by itself. Give each layers of its own."
                 )
+
+
+def warn_of_bounded_values(agent: str, models: Mapping[str, Any]) -> None:
+    """Warn of a Keras critic whose values cannot be large, such as one that was made from the actor's file."""
+    layers = getattr(models.get("critic_model"), "layers", None) or [None]
+    activation = getattr(getattr(layers[-1], "activation", None), "__name__", "")
+    if activation in BOUNDED:
+        kind = "cnn" if len(models["critic_model"].inputs[0].shape) > 2 else "ann"
+        warnings.warn(
+            f"critic_model ends in {activation}, so it cannot learn values beyond 1. Build it from the "
+            f"critic's file: ModelReader(operant.agents[{agent!r}]['critic_model'][{kind!r}][0], ...).",
+            RuntimeWarning,
+            stacklevel=4,
+        )

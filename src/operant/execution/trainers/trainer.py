@@ -50,6 +50,7 @@ from operant.execution.trainers.arguments import (
     refuse_shared_weights,
     slots,
     split,
+    warn_of_bounded_values,
 )
 from operant.execution.trainers.inputs import (
     encoded,
@@ -163,7 +164,7 @@ class Trainer:
             hyperparameter it is a value of its own (`grad_norm=None`: gradients are not clipped).
 
     Networks given as compiled Keras models bring their optimizer. Their weights are the trained ones after
-    `fit`.
+    `fit`. Hyperparameters and options of the run are attributes (`gamma`, `n_envs`, `seed`).
 
     Raises:
         OperantError: environments, networks and options do not fit together; the message names which and the
@@ -194,9 +195,9 @@ class Trainer:
         arguments, hyperparameters = split(self.agent, named(self.agent, parts, settings), count)
         self.models = {name: hyperparameters[name] for name in MODELS if name in hyperparameters}
         refuse_shared_weights(self.models)
-        hyperparameters |= buffer_options(
-            config, hyperparameters.pop("buffers", None), count, hyperparameters
-        )
+        warn_of_bounded_values(self.agent, self.models)
+        self.buffers = hyperparameters.pop("buffers", None)
+        hyperparameters |= buffer_options(config, self.buffers, count, hyperparameters)
         hyperparameters |= optimizer_options(config, self.models, hyperparameters)
         seed, folder = arguments.pop("seed", None), Path(arguments.get("run_dir") or "")
         if resume and "run_dir" not in arguments:
@@ -262,9 +263,11 @@ class Trainer:
 
     @property
     def envs(self) -> Any:
-        """The environments that train: a list of Gymnasium's, if each steps in this process, else a vector or
-        a JAX-native environment.
+        """The environments that train: the list that was given, a list of Gymnasium's if each steps in this
+        process, else a vector or a JAX-native environment.
         """
+        if isinstance(self._envs, list):
+            return self._envs
         made = self.session.environments
         several = getattr(made.vector, "envs", None)
         return (made.native or made.vector) if several is None else [each.env for each in several]
@@ -695,8 +698,23 @@ class Trainer:
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to call here in place of a method of another library."""
+            """Return an option of the algorithm or of the run; else say what to call in place of a method."""
+            session = vars(self).get("session")
+            for given in () if session is None else (session.definition.config, self.run_config):
+                if name in options(type(given)):
+                    return getattr(given, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{instead(name, METHODS)}")
+
+    @property
+    def model(self) -> Any:
+        """The network that was given (of several the actor), which holds the trained weights; or None."""
+        return next(iter(self.models.values()), None)
+
+    @property
+    def n_actions(self) -> int:
+        """How many discrete actions there are, or how many numbers a continuous action has."""
+        leaves = self.session.environments.spaces.actions.components.values()
+        return sum(math.prod(x.shape) if x.num_values is None else x.num_values for x in leaves)
 
     @property
     def steps(self) -> int:
