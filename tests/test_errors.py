@@ -43,11 +43,9 @@ def test_what_somebodys_code_raised_is_told_with_its_place(monkeypatch):
 
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
+    line = fails.__code__.co_firstlineno + 1
     text = told(raised(lambda: fails(ValueError("no."))), "in step")
-    assert (
-        text
-        == f"raised ValueError in step: no ({__file__}, line {fails.__code__.co_firstlineno + 1}: raise error)"
-    )
+    assert text == f"raised ValueError in step: no ({__file__}, line {line}: raise error)"
     place = r"raised AssertionError \(.*test_errors.py, line \d+: raise AssertionError\)$"
     assert re.match(place, told(raised(asserts)))
     dark = raised(lambda: fails(RuntimeError("Cannot connect to display")))

@@ -118,7 +118,7 @@ def reused(self):
     [
         "CartPole-v1",
         "Pendulum-v1",
-        "Taxi-v4",
+        "CliffWalking-v1",
         "FrozenLake-v1",
         "jax:CartPole-v1",
         Good,

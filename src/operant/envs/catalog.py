@@ -63,7 +63,7 @@ def resolve(
 ) -> EnvSpec:
     """Read a specification and its arguments (see `Environment.create`); nothing is made yet.
 
-    `images` are options of `PreprocessingOptions`, and `preprocess`; ids take them among their arguments, too.
+    `images` are fields of `PreprocessingOptions`; ids take them among their arguments, too.
 
     `remote` receives what a dict or file says of `remote`, `blocking`, `host` and `port`; without it these
     are refused.

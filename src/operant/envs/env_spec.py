@@ -75,7 +75,8 @@ class EnvSpec:
             made = type(environment)
             kind = f"{made.__module__}.{made.__qualname__}".removeprefix("builtins.")
             raise SpecError(
-                f"{self.name!r} must make an Environment or a gymnasium.Env. Received: {kind}.{lacking(environment)}"
+                f"{self.name!r} must make an Environment or a gymnasium.Env. "
+                f"Received: {kind}.{lacking(environment)}"
             )
         if self.images is None:
             return environment

@@ -85,7 +85,7 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def emptied_if(vain: Callable[[], bool], directory: Path) -> Iterator[None]:
-    """Empty the folder of a run, which was empty before, if it fails `vain`: before it has learnt anything."""
+    """Empty the folder of a run, which was empty before, if it fails and `vain`: it has learnt nothing."""
     try:
         yield
     except Exception:

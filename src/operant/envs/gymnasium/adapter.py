@@ -115,7 +115,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
     if modes and arguments.get("render_mode", modes[0]) not in {*modes, "human"}:
         raise SpecError(
-            f"{spec.id!r} gives no pictures: its render modes are {', '.join(map(str, modes))}. Play it without "
+            f"{spec.id!r} gives no pictures: its render modes are {', '.join(map(str, modes))}. Play without "
             "render, video_dir and frame_dir."
         )
     bare = dataclasses.replace(

@@ -92,8 +92,8 @@ def create(
         max_restarts: how often a worker may be replaced without an episode of each of its environments ending
             in between.
         env_kwargs: arguments of the environment itself.
-        images: what is done to images: `resize`, `gray`, `frame_stack`, `frame_skip`, or `preprocess` with the
-            other fields of `PreprocessingOptions`; with an id, those of preprocessing may be among `kwargs`.
+        images: what is done to images: `resize`, `gray`, `frame_stack`, `frame_skip`, or `preprocess` with
+            the other fields of `PreprocessingOptions`; with an id, those of preprocessing may be among `kwargs`.
         info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as
             `is_success`, that `VectorEnv.infos` gives for every episode that ends. If an environment's first
             episode ends without one of them, that is an error.
