@@ -1,7 +1,7 @@
 """Try environment packages that nobody here wrote: train, play and resume each from the shell.
 
-Install those that you want to try beside operant; others are skipped. Each command runs in a process of its own,
-for at most `--timeout` seconds. The table goes to results/packages.md.
+Install those that you want to try beside operant; others are skipped. Each command runs in a process of its
+own, for at most `--timeout` seconds. The table goes to results/packages.md.
 
     python benchmarks/packages.py --only minigrid vizdoom --timeout 300
 """
@@ -108,9 +108,9 @@ def write(path, rows):
     text = [
         "# Environment packages",
         "",
-        "Written by `python benchmarks/packages.py`: `operant train ppo --env ... --max-steps 256`, `play` and",
-        "`train --resume` of each, one process a command. Seconds are of all three, on two cores (shared with",
-        f"others here); most is importing and compiling. Beside {known}, Python {sys.version.split()[0]}.",
+        "Written by `python benchmarks/packages.py`: `operant train ppo --env ... --max-steps 256`, `play`",
+        "and `train --resume` of each, one process a command. Seconds are of all three, on two cores (shared",
+        f"with others here); most is importing and compiling. Beside {known}, Python {sys.version.split()[0]}.",
         "",
         "| package | version | `--env` | trains | plays | resumes | seconds |",
         "|---|---|---|---|---|---|---|",

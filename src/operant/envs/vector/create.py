@@ -93,7 +93,7 @@ def create(
             in between.
         env_kwargs: arguments of the environment itself.
         images: what is done to images: `resize`, `gray`, `frame_stack`, `frame_skip`, or `preprocess` with
-            the other fields of `PreprocessingOptions`; with an id, those of preprocessing may be among `kwargs`.
+            the other fields of `PreprocessingOptions`; with an id, those of preprocessing also as `kwargs`.
         info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as
             `is_success`, that `VectorEnv.infos` gives for every episode that ends. If an environment's first
             episode ends without one of them, that is an error.
