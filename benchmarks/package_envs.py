@@ -1,4 +1,4 @@
-"""Environments of packages that need a line or two of a program: `--env package_envs:minigrid`."""
+"""Environments that need a line or two of a program, for `packages.py`: `--env package_envs:minigrid`."""
 
 import gymnasium
 import numpy as np

@@ -108,9 +108,9 @@ def write(path, rows):
     text = [
         "# Environment packages",
         "",
-        "Written by `python benchmarks/packages.py`: `operant train ppo --env ... --max-steps 256`, `play` and",
-        "`train --resume` of each, one process a command. Seconds are of all three, on two busy cores; most is",
-        f"importing and compiling. Beside {known}, Python {sys.version.split()[0]}.",
+        "Written by `python benchmarks/packages.py`: `operant train ppo --env ... --max-steps 256`, `play`",
+        "and `train --resume` of each, one process a command. Seconds are of all three, on two cores (shared",
+        f"with others here); most is importing and compiling. Beside {known}, Python {sys.version.split()[0]}.",
         "",
         "| package | version | `--env` | trains | plays | resumes | seconds |",
         "|---|---|---|---|---|---|---|",

@@ -43,8 +43,8 @@ def test_what_somebodys_code_raised_is_told_with_its_place(monkeypatch):
 
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    text = told(raised(lambda: fails(ValueError("no."))), "in step")
     line = fails.__code__.co_firstlineno + 1
+    text = told(raised(lambda: fails(ValueError("no."))), "in step")
     assert text == f"raised ValueError in step: no ({__file__}, line {line}: raise error)"
     place = r"raised AssertionError \(.*test_errors.py, line \d+: raise AssertionError\)$"
     assert re.match(place, told(raised(asserts)))
@@ -85,10 +85,7 @@ def test_none_and_remedies():
         ),
         (lambda: PPO(env="CartPole-v1"), "^PPO needs the argument 'envs'. Received: env.$"),
         (lambda: PPO(), "^PPO needs the argument 'envs'.$"),
-        (
-            lambda: PPO.fit(None, xyz=3),
-            "Known: callback, callback_episode_.* logger, max_steps, monitor_session, target_reward.$",
-        ),
+        (lambda: PPO.fit(None, xyz=3), "Known: callback, max_steps, monitor_session, target_reward.$"),
         (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
         (
             lambda: Environment.create(enviroment="CartPole-v1"),

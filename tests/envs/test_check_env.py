@@ -118,7 +118,7 @@ def reused(self):
     [
         "CartPole-v1",
         "Pendulum-v1",
-        "Taxi-v4",
+        next(id for id in ("Taxi-v4", "Taxi-v3") if id in gymnasium.registry),  # Gymnasium 1.2 has v3
         "FrozenLake-v1",
         "jax:CartPole-v1",
         Good,

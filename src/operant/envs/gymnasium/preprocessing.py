@@ -169,8 +169,8 @@ class PreprocessingWrapper(gymnasium.Wrapper):
             raise SpecError(f"{error} Its images take {take}.") if images else error
         if not images and (settings.resize or settings.gray or settings.frame_stack > 1):
             raise SpecError(
-                "resize, gray and frame_stack are for images: uint8 (height, width, 3 or 1), by themselves or "
-                f"in a Dict. {name} shows {space}. Leave them out."
+                "resize, gray and frame_stack are for images: uint8 (height, width, 3 or 1), also in a Dict. "
+                f"{name} shows {space}. Leave them out."
             )
         skips = getattr(inner, "_frameskip", 1) != 1
         if skips and settings.max_frame:

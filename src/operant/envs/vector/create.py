@@ -93,7 +93,7 @@ def create(
             in between.
         env_kwargs: arguments of the environment itself.
         images: what is done to images: `resize`, `gray`, `frame_stack`, `frame_skip`, or `preprocess` with
-            the other fields of `PreprocessingOptions`; with an id, those of preprocessing may be among `kwargs`.
+            the other fields of `PreprocessingOptions`; with an id, those of preprocessing also as `kwargs`.
         info_keywords: names of numbers in `info` (of an `Environment`: in `episode_info`), such as
             `is_success`, that `VectorEnv.infos` gives for every episode that ends. If an environment's first
             episode ends without one of them, that is an error.
@@ -102,7 +102,7 @@ def create(
     Raises:
         SpecError: the specification is not understood, or is not available in this mode; says why.
         UsageError: the same object is in the list several times, or the spaces differ.
-        EnvError: an environment breaks its contract when it is first tried.
+        EnvironmentError: an environment breaks its contract when it is first tried.
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
