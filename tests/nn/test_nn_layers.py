@@ -223,6 +223,7 @@ def test_keras_layers_as_objects_and_classes():
     ("network", "shape", "message"),
     [
         (["dens"], (3,), r"network\[0\]: Unknown layer 'dens'. Did you mean 'dense'"),
+        (["exponential_normalization"], (3,), r"exponential_normalization'. Use normalize_observations=True"),
         (
             ["flatten", {"type": "dense", "sise": 3}],
             (3,),

@@ -223,7 +223,7 @@ def refuse_shared_weights(models: Mapping[str, Any]) -> None:
 
 
 def warn_of_bounded_values(agent: str, models: Mapping[str, Any]) -> None:
-    """Warn of a Keras critic whose values cannot be large, such as one that was made from the actor's file."""
+    """Warn of a Keras critic whose values cannot be large, such as one made from the actor's file."""
     layers = getattr(models.get("critic_model"), "layers", None) or [None]
     activation = getattr(getattr(layers[-1], "activation", None), "__name__", "")
     if activation in BOUNDED:
