@@ -1,7 +1,8 @@
 """Ctrl-C, and a request to terminate: a flag that loops read between blocks.
 
-The first one is heard at once and ends a run in order; a second Ctrl-C ends the program. Python handles signals
-between two of its own instructions, so not within a compiled call or a compilation: a thread answers then.
+The first one is heard at once and ends a run in order; a second Ctrl-C ends the program. Python handles
+signals between two of its own instructions, so not within a compiled call or a compilation: a thread answers
+then.
 """
 
 from __future__ import annotations
