@@ -1,9 +1,8 @@
 """Where the CPU seconds of a first command go, with no compiled programs kept and with those of a run before.
 
 Run `python benchmarks/startup.py`; it writes `benchmarks/results/start.md`. CPU seconds are user and system
-time of all threads, as a machine with other work on it has them, too. With `--sb3`
-(benchmarks/requirements.txt) the first 2,000 steps of PPO on CartPole are compared with those of
-Stable-Baselines3.
+time of all threads and processes. With `--sb3` (benchmarks/requirements.txt) the first 2,000 steps
+of PPO on CartPole are compared with those of Stable-Baselines3.
 """
 
 import argparse

@@ -57,7 +57,10 @@ def initializer(
         "a batch within the networks": 4 * rows * widest * runs,
     }
     expect_room(parts, device, {**vars(config), "environments": n})
-    program = lowered.compile()
+    # It runs once: on CPU, better code would take LLVM longer than running it, 1.8 s for PPO's two networks.
+    here = jax.local_devices()[0] if device is None else device
+    cheap: Any = {"xla_backend_optimization_level": 0} if here.platform == "cpu" else None
+    program = lowered.compile(compiler_options=cheap)
 
     def initialize(*arguments: Any) -> Tree:
         with memory_errors:
