@@ -85,7 +85,10 @@ def test_none_and_remedies():
         ),
         (lambda: PPO(env="CartPole-v1"), "^PPO needs the argument 'envs'. Received: env.$"),
         (lambda: PPO(), "^PPO needs the argument 'envs'.$"),
-        (lambda: PPO.fit(None, xyz=3), "Known: callback, max_steps, monitor_session, target_reward.$"),
+        (
+            lambda: PPO.fit(None, xyz=3),
+            "Known: callback, callback_episode_.* logger, max_steps, monitor_session, target_reward.$",
+        ),
         (lambda: PPO.play(None, episods=3), "^play takes no argument 'episods'. Did you mean 'episodes'\\?$"),
         (
             lambda: Environment.create(enviroment="CartPole-v1"),

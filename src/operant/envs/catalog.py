@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +22,7 @@ from operant.envs.gymnasium import envpool, pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError
-from operant.spec import import_object, read_json
+from operant.spec import import_object, read_json, refuse_code
 
 Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
@@ -163,6 +164,7 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
     spec = None if _looks_importable(name) else adapter.find(name)
     if spec is not None:
         return spec, spec.id, ""
+    name = _class_in(name)
     if _looks_importable(name):
         target = import_object(name, "environment")
         if not (_is_maker(target) or is_environment(target)):
@@ -173,6 +175,28 @@ def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:
             )
         return target, name, name
     raise _unknown(name)
+
+
+def _class_in(name: str) -> str:
+    """Return ``module:Class`` of the one environment class of a module; what names no module as it is."""
+    if any(not part.isidentifier() for part in name.split(".")):
+        return name
+    refuse_code(name, "environment")
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # what is before the last dot is no package
+        found = None
+    if found is None:
+        return name
+    import_object(f"{name}:__name__", "module")
+    classes = {x: cls for x, cls in vars(sys.modules[name]).items() if isinstance(cls, type)}
+    makers = [x for x, cls in classes.items() if cls.__module__ == name and _is_maker(cls)]
+    if len(makers) != 1:
+        raise SpecError(
+            f"The module {name!r} must define one class of an environment. It defines: "
+            f"{', '.join(makers) or 'none'}. Name what is meant, too: {name}:Name."
+        )
+    return f"{name}:{makers[0]}"
 
 
 def full_id(name: str) -> str:
@@ -217,6 +241,8 @@ def native(name: str, **arguments: Any) -> Any:
 
 def _looks_importable(name: str) -> bool:
     """Tell ``package.module.Class`` and ``module:Class`` from ids, which end in a version or have no dot."""
+    if re.search(r"\.py($|:)", name):  # a file: the import says how it is named
+        return True
     module, _, last = name.replace(":", ".").rpartition(".")
     return bool(module) and last.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
@@ -225,7 +251,7 @@ def _unknown(name: str) -> SpecError:
     names = [row.id for row in known() if row.kind != "adapter"]
     bases, lower = {_base(id): id for id in names}, {id.lower(): id for id in names}
     close = difflib.get_close_matches(_base(name), bases, n=1, cutoff=0.75)
-    hint = "`operant list` shows what there is; for an id of another package, --env package:Id-v0."
+    hint = "`operant list envs` shows what there is; for an id of another package, --env package:Id-v0."
     if close:
         hint = f"Did you mean {lower.get(close[0] + name.lower()[len(_base(name)) :], bases[close[0]])!r}?"
     if re.search(r"-v\d+$", name) and (module := _registering(name)) is not None:

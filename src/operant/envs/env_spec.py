@@ -21,7 +21,7 @@ from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import SingleEnv, from_native
-from operant.errors import EnvironmentError, SpecError, UsageError, told
+from operant.errors import EnvError, SpecError, UsageError, told
 from operant.spec import build, import_object
 
 HERE = (
@@ -59,7 +59,7 @@ class EnvSpec:
             return self._make()
         except SystemExit as error:
             raise_of_handler(error)
-            raise EnvironmentError(f"{self.name!r} {told(error, 'as it was made')}") from error
+            raise EnvError(f"{self.name!r} {told(error, 'as it was made')}") from error
 
     def _make(self) -> Any:
         if self.is_object:

@@ -206,7 +206,7 @@ def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]
     for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
         try:
             with reading(repr(str(file)), SpecError):
-                runs.append(_entry(file.parent, read_run(file)))
+                runs.append(run_entry(file.parent, read_run(file)))
         except OperantError as error:
             unread[file.parent] = str(error)
     return sorted(runs, key=lambda entry: (entry.begun, entry.directory)), unread
@@ -218,7 +218,8 @@ def runs_within(directory: str | Path) -> str:
     return f" It holds runs: give one of them, such as {shown(runs[0].directory)!r}." if runs else ""
 
 
-def _entry(directory: Path, data: dict[str, Any]) -> RunEntry:
+def run_entry(directory: Path, data: dict[str, Any]) -> RunEntry:
+    """Return how far a run has come, of which its `run.json` says `data`."""
     run = data["run"]
     if not isinstance(data["begun"], str):
         raise TypeError("begun")

@@ -27,7 +27,7 @@ from operant.envs.validation_errors import (
     reward_error,
     space_errors,
 )
-from operant.errors import EnvironmentError, OperantError, SpaceError, SpecError, suggest, told
+from operant.errors import EnvError, OperantError, SpaceError, SpecError, suggest, told
 from operant.spec import refuse_code
 from operant.spec.spaces import Codec, Leaf, Spaces, from_gymnasium
 from operant.spec.spaces.space import Flat
@@ -93,11 +93,12 @@ def find(name: str) -> EnvSpec | None:
 
 def extra(spec: EnvSpec) -> str | None:
     """Return the extra of operant that installs what an environment needs, or None."""
-    entry = _extra(spec)
+    entry = needed(spec)
     return entry[1] if entry else None
 
 
-def _extra(spec: EnvSpec) -> tuple[str, str] | None:
+def needed(spec: EnvSpec) -> tuple[str, str] | None:
+    """Return the package that an environment needs, and the extra of operant that installs it, or None."""
     entry = spec.entry_point
     module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
     return next((needs for prefix, needs in _EXTRAS.items() if module.startswith(prefix)), None)
@@ -238,7 +239,7 @@ def _parameters(creator: Any) -> set[str]:
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
     """Call what may fail for a missing package or for arguments, and say which."""
-    needs = _extra(spec)
+    needs = needed(spec)
     if needs is not None and find_package(needs[0]) is None:
         raise SpecError(
             f"Environment {spec.id!r} needs {needs[0]}. Install it: pip install 'operant[{needs[1]}]'."
@@ -290,22 +291,22 @@ class GymnasiumSubEnv:
         return self._codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
-        """Begin an episode; EnvironmentError: no `seed` is taken, or `(observation, info)` does not fit."""
+        """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
         try:
             answer = self.env.reset(seed=seed)
         except TypeError as error:
             if "unexpected keyword argument 'seed'" not in str(error):
                 raise
-            raise EnvironmentError(
+            raise EnvError(
                 "reset must take a seed, as reset(self, *, seed=None, options=None) of gymnasium.Env. It "
                 f"raised TypeError: {error}."
             ) from error
         if fault := reset_error(answer):
-            raise EnvironmentError(fault)
+            raise EnvError(fault)
         return self._read(answer[0])
 
     def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        """Take an action; return observation, reward, terminated, truncated, checked (EnvironmentError)."""
+        """Take an action; return observation, reward, terminated, truncated, checked (EnvError)."""
         answer = self._step(action)
         if type(answer) is not tuple or len(answer) != 5:
             _check_step(answer)
@@ -318,7 +319,7 @@ class GymnasiumSubEnv:
         try:
             return self._encode(observation, False)
         except UNREADABLE as error:
-            raise EnvironmentError(misfit(self.env.observation_space, observation, error)) from error
+            raise EnvError(misfit(self.env.observation_space, observation, error)) from error
 
     def close(self) -> None:
         """Close the environment."""
@@ -350,7 +351,7 @@ class GymnasiumEnv(SpacesEnv):
         """Begin an episode."""
         try:
             return self.spaces.unflatten(self._flat.reset(seed))
-        except EnvironmentError as error:
+        except EnvError as error:
             raise self._named("reset", error) from error.__cause__
 
     def execute(self, actions: Any) -> tuple[Any, int, float]:
@@ -362,12 +363,12 @@ class GymnasiumEnv(SpacesEnv):
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
             flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
-        except EnvironmentError as error:
+        except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
 
-    def _named(self, call: str, error: EnvironmentError) -> EnvironmentError:
-        return EnvironmentError(f"{call} of {type(self.gymnasium.unwrapped).__name__!r}: {error}")
+    def _named(self, call: str, error: EnvError) -> EnvError:
+        return EnvError(f"{call} of {type(self.gymnasium.unwrapped).__name__!r}: {error}")
 
     def episode_info(self) -> Mapping[str, Any]:
         """Return the info of the last step."""
@@ -400,15 +401,15 @@ def step_form_error(answer: Any) -> str | None:
 
 def _check_step(answer: Any) -> None:
     if error := step_form_error(answer):
-        raise EnvironmentError(error)
+        raise EnvError(error)
     _, reward, terminated, truncated, _ = answer
     if (
         reward_error(reward) == "a number"
     ):  # finite numbers are a matter of the vector, which tests all at once
         weigh = f" {WEIGH}" if np.size(reward) > 1 else ""
-        raise EnvironmentError(f"The reward must be a number. Received: {brief(reward)}.{weigh}")
+        raise EnvError(f"The reward must be a number. Received: {brief(reward)}.{weigh}")
     if error := flag_error("terminated", terminated) or flag_error("truncated", truncated):
-        raise EnvironmentError(error)
+        raise EnvError(error)
 
 
 def _form(answer: Any) -> str:

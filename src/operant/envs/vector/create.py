@@ -102,7 +102,7 @@ def create(
     Raises:
         SpecError: the specification is not understood, or is not available in this mode; says why.
         UsageError: the same object is in the list several times, or the spaces differ.
-        EnvironmentError: an environment breaks its contract when it is first tried.
+        EnvError: an environment breaks its contract when it is first tried.
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
     _one_of("check", check, ("first", "always", "never"))
