@@ -110,7 +110,8 @@ def write(path, rows):
         "",
         "Written by `python benchmarks/packages.py`: `operant train ppo --env ... --max-steps 256`, `play`",
         "and `train --resume` of each, one process a command. Seconds are of all three, on two cores (shared",
-        f"with others here); most is importing and compiling. Beside {known}, Python {sys.version.split()[0]}.",
+        f"with others here); most is importing and compiling. Beside {known}, Python "
+        f"{sys.version.split()[0]}.",
         "",
         "| package | version | `--env` | trains | plays | resumes | seconds |",
         "|---|---|---|---|---|---|---|",

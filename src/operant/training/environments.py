@@ -51,8 +51,8 @@ class Environments(NamedTuple):
         for name, leaf in () if self.native is not None else self.spaces.states.components.items():
             if leaf.dtype == "uint8" and len(leaf.shape) == 3 and math.prod(leaf.shape) > LARGE_IMAGE:
                 yield (
-                    f"Observations of {' x '.join(map(str, leaf.shape))} ({name}) make training slow (about 22 "
-                    "steps/s on two cores with images of 240 x 320 x 3), memories and checkpoints large. "
+                    f"Observations of {' x '.join(map(str, leaf.shape))} ({name}) make training slow (about "
+                    "22 steps/s on two cores with images of 240 x 320 x 3), memories and checkpoints large. "
                     "Make them smaller: --resize 84, --gray (resize=84, gray=True), and stack the last by "
                     "--frame-stack 4 (frame_stack=4)."
                 )
