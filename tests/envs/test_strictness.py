@@ -13,7 +13,8 @@ from gymnasium import spaces
 import operant
 from operant.envs.environment import Environment
 from operant.envs.vector.create import create
-from operant.errors import OperantError
+from operant.errors import OperantError, SpaceError
+from operant.spec.spaces import Leaf
 
 DICT = spaces.Dict(speed=spaces.Box(0, 1, (2,), np.float64), gear=spaces.Discrete(5))
 SOUND = {"speed": np.zeros(2), "gear": 3}
@@ -111,6 +112,26 @@ def test_floats_a_little_outside_are_taken_with_one_warning(drive, make, value, 
         drive(make(DICT, SOUND, {**SOUND, "speed": np.full(2, value)}, at))
     assert len(told) == (abs(value - 0.5) > 0.5001)
     assert all("speed' must be between 0" in str(each.message) for each in told)
+
+
+class Drifting(Faulty):
+    def step(self, action):
+        self.wrong = np.float32([0.5 * 1.7 ** (self.t + 1)])
+        return super().step(action)
+
+
+def test_what_drifts_out_of_its_bounds_is_taken():
+    env = Drifting(spaces.Box(0, 1, (1,)), np.float32([0]), None, at=1)
+    with pytest.warns(RuntimeWarning, match="between 0.* and 1") as told, create([env]) as vector:
+        vector.reset(0)
+        for _ in range(30):
+            last = vector.step({"action": np.zeros(1, np.int32)}).observation["state"]
+        leaf = Leaf("float", (1,), min_value=0.0, max_value=1.0)
+        for value in (1.5, 9.0, 1e5):
+            assert leaf.accept(np.float32([value]), "state", tolerant=True) == value
+        with pytest.raises(SpaceError, match="finite|between"):
+            leaf.accept(np.float32([np.nan]), "state", tolerant=True)
+    assert len(told) == 2 and last > 1e5
 
 
 def test_floats_farther_outside_than_their_bounds_are_apart_are_refused():

@@ -194,9 +194,10 @@ class ObservationValidator:
         ends = (0, leaf.num_values - 1) if leaf.num_values is not None else (leaf.low, leaf.high)
         span = [f"{np.broadcast_to(end, leaf.shape)[place[1:]]:g}" for end in ends]
         received = first(array[place[0]], outside[place[0]])
-        if array.dtype.kind == "f" and not ((array < leaf.tolerated[0]) | (array > leaf.tolerated[1])).any():
+        if array.dtype.kind == "f" and leaf.tolerates(array):
             leaf.warn_outside(label, span[0], span[1], received)
-            self._limits[key] = leaf.tolerated
+            widest = np.finfo(array.dtype)
+            self._limits[key] = np.asarray(widest.min), np.asarray(widest.max)
             return None
         return place[0], (
             f"The {label} must be between {span[0]} and {span[1]}. Received: {received}. Widen the space, or "

@@ -320,10 +320,8 @@ class Leaf:
         if inside is None or inside.all():
             return
         value, place = _first(array, ~inside)
-        if tolerant and self.storage.kind == "f":
-            least, greatest = self.tolerated
-            if low is not None and ((array >= least) & (array <= greatest)).all():
-                return self.warn_outside(label, _show(low), _show(high), f"{value}{place}")
+        if tolerant and self.storage.kind == "f" and low is not None and self.tolerates(array):
+            return self.warn_outside(label, _show(low), _show(high), f"{value}{place}")
         if low is None or not np.isfinite(value):
             must = "finite"
         else:
@@ -368,6 +366,16 @@ class Leaf:
         width = self.high - self.low
         return self._stored(self.low - width, self.high + width)
 
+    def tolerates(self, array: NDArray) -> bool:
+        """Return whether floats outside their bounds are taken: a little outside, and any finite ones later.
+
+        What drifts out of its bounds, as the angle of something that spins, has been a little outside before.
+        """
+        if vars(self).get("_drifts"):
+            return bool(np.isfinite(array).all())
+        least, greatest = self.tolerated
+        return bool(((array >= least) & (array <= greatest)).all())
+
     def _stored(self, low: NDArray, high: NDArray) -> tuple[NDArray, NDArray]:
         info: Any = np.finfo(self.storage) if self.storage.kind == "f" else np.iinfo(self.storage)
         if self.storage.kind != "f":
@@ -378,8 +386,8 @@ class Leaf:
 
     def warn_outside(self, label: str, low: Any, high: Any, received: str) -> None:
         """Warn of a state a little outside its bounds, once."""
-        if not vars(self).setdefault("_warned", False):
-            vars(self)["_warned"] = True
+        if not vars(self).get("_drifts"):
+            vars(self)["_drifts"] = True
             warnings.warn(
                 f"The {label} must be between {low} and {high}. Received: {received}. It is used as it is, "
                 "and so are later ones, without a warning. Widen the space, or correct the value.",
