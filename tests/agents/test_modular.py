@@ -194,7 +194,7 @@ def test_what_cannot_be_sized_is_refused():
         SpecError, match=r"capacity must be at least 52, for batch_size=32 timesteps of 1 actor"
     ):
         small(update=32, horizon=20, capacity=40)
-    with pytest.raises(SpaceError, match=r"modular with objective='action_value' serves .* Use one of"):
+    with pytest.raises(SpaceError, match=r"modular with objective='action_value' supports .* Use one of"):
         Agent.create(states=STATES, actions={"type": "float"}, objective="action_value")
 
 

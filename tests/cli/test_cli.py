@@ -552,28 +552,28 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
         (
             ("mine", "b"),
             "checkpoints must be new paths, or weights that were written before. Received: "
-            "checkpoints='mine'",
+            "--checkpoints 'mine'",
         ),
-        (("file", "b"), "Received: checkpoints='file'. Something else is there, which would be lost."),
+        (("file", "b"), "Received: --checkpoints 'file'. Something else is there, which would be lost."),
         (
             ("file/a", "b"),
-            "checkpoints must be in a folder: 'file' is a file. Received: checkpoints='file/a'.",
+            "checkpoints must be in a folder: 'file' is a file. Received: --checkpoints 'file/a'.",
         ),
         (("a/b:model.tf", "b"), "checkpoints must be paths whose last part is made of letters, digits"),
         (
             ("b", "ddpg#gae.tf"),
-            "with a letter or digit in front. Received: checkpoints='ddpg#gae.tf'.",
+            "with a letter or digit in front. Received: --checkpoints 'ddpg#gae.tf'.",
         ),
-        (("b", "."), "Received: checkpoints='.'."),
-        (("b", ".."), "Received: checkpoints='..'."),
-        (("b", "/"), "Received: checkpoints='/'."),
-        (("b", ""), "Received: checkpoints=''."),
+        (("b", "."), "Received: --checkpoints '.'."),
+        (("b", ".."), "Received: --checkpoints '..'."),
+        (("b", "/"), "Received: --checkpoints '/'."),
+        (("b", ""), "Received: --checkpoints ''."),
         (("a", "a"), "checkpoints must be different paths, none inside another, one for each model"),
-        (("a", "x/../a"), "Received: checkpoints=['a', 'x/../a']."),
+        (("a", "x/../a"), "Received: --checkpoints ['a', 'x/../a']."),
         (("a", "a/b"), "checkpoints must be different paths"),
-        (("a", "runs"), "Received: checkpoints='runs'."),
-        (("a", "runs/a/checkpoints/b"), "Received: checkpoints='runs/a/checkpoints/b'."),
-        (("a", "b" * 221), "with a letter or digit in front. Received: checkpoints='bbb"),
+        (("a", "runs"), "Received: --checkpoints 'runs'."),
+        (("a", "runs/a/checkpoints/b"), "Received: --checkpoints 'runs/a/checkpoints/b'."),
+        (("a", "b" * 221), "with a letter or digit in front. Received: --checkpoints 'bbb"),
         (("a", "h.parquet"), "checkpoints must be paths other than 'h.parquet'"),
     ],
 )
@@ -770,7 +770,7 @@ def test_a_negative_number_may_have_every_form(text, value):
 
 @pytest.mark.parametrize("text", ["-inf", "-Infinity"])
 def test_a_negative_infinity_is_a_number_too(capsys, text):
-    assert "target_reward must be" in fails(
+    assert "--target-reward must be" in fails(
         capsys, "train", "ppo", "--env", "CartPole-v1", "--target-reward", text
     )
     err = fails(capsys, "train", "ppo", "--env", "CartPole-v1", "--target-reward", "-1e3", text)
@@ -999,7 +999,7 @@ def test_only_a_command_line_that_names_a_module_searches_the_folder(own):
         (
             "my_agent.py:Mine",
             "x",
-            "is not in the current folder either. Did you mean 'my_agent'? Install it, or",
+            "is a file, and is named by its module. Write: my_agent:Mine",
         ),
         ("my_agent:Min", "x", "module 'my_agent' has no attribute 'Min'"),
         ("my_agent:Min", "x", "my_agent.py). Did you mean 'Mine'?"),

@@ -215,9 +215,9 @@ def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():
         ("cartpol-V0", r"Did you mean 'CartPole-v0'\?"),
         (
             "zzzzzz",
-            "`operant list` shows what there is; for an id of another package, --env package:Id-v0",
+            "`operant list envs` shows what there is; for an id of another package, --env package:Id-v0",
         ),
-        ("FlappyBird-v0", "`operant list` shows what there is"),  # and no guess
+        ("FlappyBird-v0", "`operant list envs` shows what there is"),  # and no guess
         ("Hopper-v2", "Environment 'Hopper-v2' misses a package: .*gymnasium-robotics"),
         ("no_such_module.Env", "The environment 'no_such_module.Env' cannot be imported"),
         ("no_such_module:Env-v0", "The module of environment 'no_such_module:Env-v0' cannot be imported"),
@@ -282,8 +282,8 @@ def test_the_installed_package_that_registers_an_id_is_named(monkeypatch, tmp_pa
     for id, told in (
         ("Bird-v0", "An installed package registers it: --env birds:Bird-v0$"),
         ("BirdOfPrey-v0", "registers it: --env birds:BirdOfPrey-v0$"),
-        ("Birds-v0", "`operant list` shows"),
-        ("Fish-v0", "`operant list` shows"),
+        ("Birds-v0", "`operant list envs` shows"),
+        ("Fish-v0", "`operant list envs` shows"),
     ):
         with pytest.raises(SpecError, match=told):
             Environment.create(id)

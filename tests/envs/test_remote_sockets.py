@@ -411,7 +411,7 @@ def test_only_servers_are_shown_a_token_or_a_certificate(name, capsys):
     assert (
         main(["run", "--agent", "random", "--environment", "CartPole-v1", "--episodes", "1", flag, "x"]) == 2
     )
-    assert f"{name} is for --remote socket-client" in capsys.readouterr().err
+    assert f"--{name.replace('_', '-')} is for --remote socket-client" in capsys.readouterr().err
 
 
 def test_certificates_that_cannot_be_used(certificate, tmp_path):

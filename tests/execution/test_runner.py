@@ -663,7 +663,7 @@ def test_refused_runs(runner, error, arguments, message):
     ("agent", "message"),
     [
         ("ppoo", "Did you mean 'ppo'"),
-        ({"n_steps": 4}, "needs a 'type'"),
+        ({"n_steps": 4}, "the agent of a dict without 'type', takes no argument 'n_steps'"),
         ({**PPO, "states": {"type": "float"}}, "takes states from the Runner's environment"),
         ({**PPO, "n_step": 4}, "Did you mean 'n_steps'"),
     ],

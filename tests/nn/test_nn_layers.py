@@ -223,7 +223,11 @@ def test_keras_layers_as_objects_and_classes():
     ("network", "shape", "message"),
     [
         (["dens"], (3,), r"network\[0\]: Unknown layer 'dens'. Did you mean 'dense'"),
-        (["exponential_normalization"], (3,), r"exponential_normalization'. Use normalize_observations=True"),
+        (
+            ["exponential_normalization"],
+            (3,),
+            r"no layer 'exponential_normalization' here. Give normalize_observations=True",
+        ),
         (
             ["flatten", {"type": "dense", "sise": 3}],
             (3,),

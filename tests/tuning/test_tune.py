@@ -53,7 +53,7 @@ STORAGE = "all.journal"
 
 def planned(env="pretended", agent="ppo", config=None, **settings):
     settings = {"lr": [1e-5, 1e-1], "seed": 0, "quiet": True, **settings}
-    config = {"trial_steps": 1000, "storage": STORAGE, **(config or {})}
+    config = {"n_trials": 1, "trial_steps": 1000, "storage": STORAGE, **(config or {})}
     return plan(agent, TuneConfig.from_dict(config), env=env, **settings)
 
 
@@ -172,7 +172,7 @@ def test_storage_forms():
     for bad in ("", "..", "a/b", "a\\b"):
         with pytest.raises(SpecError, match="study must be a name"):
             study.place(bad, None)
-    with pytest.raises(SpecError, match="--storage must be a database's URL"):
+    with pytest.raises(SpecError, match="^storage must be a database's URL"):
         study.place("s", "somewhere")
 
 
@@ -651,7 +651,7 @@ def test_a_trial_ends_soon_after_the_process_that_tunes(here, monkeypatch):
 def test_the_end_of_a_trial_shows_at_once_whatever_its_environment_started(start, here, monkeypatch):
     code = (
         "import os, sys, time; from operant.tuning import trial;"
-        f"trial._attempt = lambda *_: ({start}, os._exit(3)); trial.work(int(sys.argv[1]))"
+        f"trial._train = lambda *_: ({start}, os._exit(3)); trial.work(int(sys.argv[1]))"
     )
     monkeypatch.setattr(TrialProcess, "code", code)
     process, begun = TrialProcess(silent=True), time.monotonic()

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from operant.errors import SpecError, as_folder, value_error, working_directory
 from operant.spec import Config, default, option
 
+NATIVE = ("jax:", "gymnax:", "brax:")
+"""How ids of JAX-native environments begin."""
 PROCESSES = ("coordinator", "n_processes", "process_id")
 """Options of a run that say which processes train together this time."""
 TOGETHER = ("n_devices", *PROCESSES)

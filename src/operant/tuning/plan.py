@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from operant.agents.table import config_class, entry, resolve
-from operant.envs.catalog import is_own
-from operant.envs.native.ids import PREFIXES, is_native
 from operant.errors import SpecError, as_folder, value_error
 from operant.spec import option, options, plain, traced
-from operant.spec.run import PROCESSES, ClusterConfig, RunConfig
+from operant.spec.run import NATIVE, PROCESSES, ClusterConfig, RunConfig
 from operant.tuning import study as studies
 from operant.tuning.ranges import Range, corners, split
 
@@ -93,7 +91,7 @@ class StudyPlan(NamedTuple):
         """Return how many trials Optuna is asked for at once."""
         if self.config.population is not None:
             return self.config.population
-        if not is_native(self.run["env"]) or "buffer_max_size" in options(config_class(self.agent)):
+        if not self.run["env"].startswith(NATIVE) or "buffer_max_size" in options(config_class(self.agent)):
             return 1
         return min(MOST_AT_ONCE, max(1, self.config.n_trials // 4))
 
@@ -138,12 +136,13 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
                 f"{name} names what belongs to one seed. Received: {name}={settings[name]!r}, "
                 f"trial_seeds={config.trial_seeds}. Leave one of them out."
             )
-    if (config.population or 1) > 1 and not (is_native(settings.get("env")) or is_own(settings.get("env"))):
+    env = str(settings.get("env"))
+    if (config.population or 1) > 1 and ":" not in env:  # one of the user's may be native
         raise value_error(
             "population",
             "1 where environments are not JAX-native",
             config.population,
-            f"Ids of JAX-native ones begin with {', '.join(PREFIXES)}. For processes at once use n_jobs.",
+            f"Ids of JAX-native ones begin with {', '.join(NATIVE)}. For processes at once use n_jobs.",
         )
     fixed, ranges = split([RunConfig, config_class(agent)], settings)
     known = options(RunConfig)

@@ -282,6 +282,9 @@ class StudySearch:
     def _finish(self, slot: _TrialSlot, message: Mapping[str, Any]) -> None:
         from optuna.trial import TrialState
 
+        if not math.isfinite(message["value"]):
+            self._fail(slot, {"text": f"The mean return is {message['value']}.", "traceback": ""})
+            return
         trial, pruned = slot.trial, message["kind"] == "pruned"
         for name in ("seed_values", "step", "episodes", "seconds"):
             trial.set_user_attr(name, message[name])

@@ -8,16 +8,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from operant.errors import SpecError, expect_like, suggest
+from operant.spec.run import NATIVE
 
 if TYPE_CHECKING:
     from operant.envs.native.native_env import NativeEnv
 
-PREFIXES = ("jax:", "gymnax:", "brax:")
-
 
 def is_native(name: object) -> bool:
     """Tell whether a specification is the id of a JAX-native environment."""
-    return isinstance(name, str) and name.startswith(PREFIXES)
+    return isinstance(name, str) and name.startswith(NATIVE)
 
 
 def make(name: str, /, **arguments: Any) -> NativeEnv:
