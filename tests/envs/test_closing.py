@@ -64,9 +64,9 @@ def own(how):
 
 
 TEXTS = {
-    "raise": r"close of '\w+' raised RuntimeError: window is gone; it counts as closed",
-    "exit": r"close of '\w+' raised SystemExit: 3; it counts",
-    "text": r"close of '\w+' raised UntoldError: \(its text raises ValueError\); it counts",
+    "raise": r"close of '\w+' raised RuntimeError: window is gone \(.*line 42: .*\); it counts as closed",
+    "exit": r"close of '\w+' raised SystemExit: 3 \(.*\); it counts",
+    "text": r"close of '\w+' raised UntoldError: \(its text raises ValueError\) \(.*\); it counts",
     "hang": r"close of '\w+' hangs; it counts as closed",
 }
 
@@ -106,7 +106,7 @@ def test_a_vector_of_gymnasium_s():
 
 
 def test_check_env_tells():
-    with pytest.raises(EnvError, match=r"close raised RuntimeError: window is gone\. Correct it"):
+    with pytest.raises(EnvError, match=r"close raised RuntimeError: window is gone \(.*\)\. Correct it"):
         check_env(Unclosing)
 
 

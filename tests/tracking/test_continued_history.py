@@ -94,7 +94,7 @@ def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
     write("h.parquet")
     assert main(["train", "ppo", *COMMON, "--run-dir", "run", "--max-steps", "1000"]) == 2
     assert (
-        "'h.parquet' is continued, and it has 1000 steps already. Received: max_steps=1000."
+        "'h.parquet' is continued, and it has 1000 steps already. Received: --max-steps 1000."
         in capsys.readouterr().err
     )
     assert not (tmp_path / "run").exists()
@@ -105,17 +105,17 @@ def test_steps_that_the_history_has_count(tmp_path, monkeypatch, capsys):
     [
         (
             "h.csv",
-            "history_checkpoint must be a path that ends with .parquet. Received: "
-            "history_checkpoint='h.csv'.",
+            "--history-checkpoint must be a path that ends with .parquet. Received: "
+            "--history-checkpoint 'h.csv'.",
         ),
         (
             "file/h.parquet",
-            "history_checkpoint must be in a folder: 'file' is a file. Received: "
-            "history_checkpoint='file/h.parquet'.",
+            "--history-checkpoint must be in a folder: 'file' is a file. Received: "
+            "--history-checkpoint 'file/h.parquet'.",
         ),
         (
             "file.parquet",
-            "Received: history_checkpoint='file.parquet'. Give another path: operant makes a folder",
+            "Received: --history-checkpoint 'file.parquet'. Give another path: operant makes a folder",
         ),
     ],
 )
@@ -128,7 +128,9 @@ def test_a_history_that_is_refused_leaves_no_run_behind(path, message, tmp_path,
     assert main(["train", "ppo", *command]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    with pytest.raises(SpecError, match=re.escape(message)):
+    of_python = message.replace("--history-checkpoint '", "history_checkpoint='")
+    of_python = of_python.replace("--history-checkpoint", "history_checkpoint")
+    with pytest.raises(SpecError, match=re.escape(of_python)):
         PPO("CartPole-v1", history_checkpoint=path)
 
 
