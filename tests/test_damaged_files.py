@@ -376,8 +376,6 @@ def spoilt(kind: str, seed: int, source: Path, folder: Path) -> str | None:
 def test_damaged_files_are_refused_by_name(kind, tmp_path):
     if kind == "study":
         pytest.importorskip("optuna", reason="studies need optuna")
-    if kind == "policy":
-        pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     source = tmp_path / "whole"
     source.mkdir()
     KINDS_OF_FILES[kind].make(source)

@@ -29,7 +29,6 @@ EVERYDAY = "ppo"
     [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES],
 )
 def test_stablehlo_acts_as_the_agent_does(tmp_path, case):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create(case)
     shake(agent)
     path = agent.save(tmp_path, format="stablehlo", append="updates")
@@ -44,7 +43,6 @@ def test_stablehlo_acts_as_the_agent_does(tmp_path, case):
 
 @pytest.mark.slow
 def test_a_loaded_policy_acts_in_the_structure_of_the_specification(tmp_path):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create("hybrid")
     agent.save(tmp_path, format="stablehlo")
     policy = operant.load_policy(tmp_path)
@@ -64,7 +62,6 @@ def test_a_loaded_policy_acts_in_the_structure_of_the_specification(tmp_path):
 
 
 def test_a_recurrent_policy_takes_and_gives_internals(tmp_path):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create("recurrent")
     policy = operant.load_policy(agent.save(tmp_path, "net", format="stablehlo"))
     ours, theirs = agent.initial_internals(), policy.initial_internals()
@@ -106,7 +103,6 @@ def test_the_description_tells_names_shapes_and_ranges():
 
 
 def test_a_policy_is_no_agent(tmp_path):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create("ppo")
     path = agent.save(tmp_path, format="stablehlo")
     for arguments in ({"format": "stablehlo"}, {"format": "onnx"}, {"filename": "agent.stablehlo"}):
@@ -140,7 +136,6 @@ def test_what_cannot_be_exported_is_said(tmp_path):
 
 
 def test_files_that_are_damaged_are_refused(tmp_path):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     with pytest.raises(CheckpointError, match="There is no exported policy"):
         operant.load_policy(tmp_path)
     path = create("ppo").save(tmp_path, format="stablehlo")
@@ -177,7 +172,6 @@ def test_files_that_are_damaged_are_refused(tmp_path):
 
 
 def test_policies_act_in_finite_numbers(tmp_path):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     agent = create("td3")
     path = agent.save(tmp_path, format="stablehlo")
     operant.load_policy(path)
@@ -207,7 +201,6 @@ def test_policies_act_in_finite_numbers(tmp_path):
     ],
 )
 def test_every_agent_can_be_exported(tmp_path, name):
-    pytest.importorskip("flatbuffers", reason="StableHLO files need flatbuffers")
     common = {"agent": name, "states": CASES["ppo"]["states"], "max_episode_timesteps": 10}
     try:
         agent = Agent.create(**common, actions={"type": "int", "num_values": 3})

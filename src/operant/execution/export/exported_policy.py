@@ -157,7 +157,6 @@ def _onnx(program: bytes) -> Run:
 
 
 def _stablehlo(program: bytes) -> Run:
-    require("stablehlo", "flatbuffers")
     import jax
     from jax import export
 

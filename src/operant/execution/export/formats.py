@@ -60,7 +60,6 @@ def _replace(final: Path, data: bytes) -> None:
 
 def stablehlo(function: PolicyFunction) -> bytes:
     """Return a function, from dict to dict, as `jax.export.deserialize` reads it."""
-    require("stablehlo", "flatbuffers")
     with _without_locations():
         exported = export.export(jax.jit(function), platforms=PLATFORMS)(function.shapes)
         return bytes(exported.serialize())
