@@ -103,7 +103,7 @@ def test_numbers_whose_squares_overflow_have_a_unit_of_their_own(mean, std):
     for rng in map(np.random.default_rng, range(3)):
         x = f32(np.stack([mean + std * rng.normal(size=400), rng.normal(size=400)], axis=1))
         m = update(m, x, jnp.ones(400, bool))
-    assert m.rows == 1200 and m.scale[1] == 1
+    assert m.rows == 1200 and m.unit[1] == 1
     out = normalization.normalise(m, x, clip=10.0)
     np.testing.assert_allclose(np.mean(out, 0), 0, atol=0.15)
     np.testing.assert_allclose(np.std(out, 0), 1, atol=0.1)

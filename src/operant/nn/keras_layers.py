@@ -112,11 +112,7 @@ class Normalizer(_keras.layers.Layer):  # type: ignore[name-defined]
         empty = normalization.init(tuple(input_shape[1:]))
         self.moments = [
             self.add_weight(
-                shape=x.shape,
-                dtype=x.dtype.name,
-                initializer="ones" if name == "scale" else "zeros",
-                trainable=False,
-                name=name,
+                shape=x.shape, dtype=x.dtype.name, initializer="zeros", trainable=False, name=name
             )
             for name, x in empty._asdict().items()
         ]

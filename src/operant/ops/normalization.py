@@ -36,9 +36,14 @@ class Moments(NamedTuple):
     """What rounding left out of `mean`."""
     var_rest: Float[Array, "*S"]
     """What rounding left out of `var`."""
-    scale: Float[Array, "*S"]
-    """Unit of the other fields, a power of two: 1, unless the first rows are so large that their squares
-    would overflow."""
+    exponent: Int[Array, "*S"]
+    """Of the power of two that is the unit of the other fields: 0, unless the first rows are so large that
+    their squares would overflow."""
+
+    @property
+    def unit(self) -> Float[Array, "*S"]:
+        """The unit of the other fields."""
+        return jnp.ldexp(jnp.ones_like(self.mean), self.exponent)
 
 
 class RewardScale(NamedTuple):
@@ -54,15 +59,14 @@ class RewardScale(NamedTuple):
 def init(shape: tuple[int, ...]) -> Moments:
     """Return the moments of no rows of that shape."""
     zeros = jnp.zeros(shape, jnp.float32)
-    return Moments(jnp.zeros((), jnp.int32), zeros, zeros, zeros, zeros, jnp.ones(shape, jnp.float32))
+    return Moments(jnp.zeros((), jnp.int32), zeros, zeros, zeros, zeros, jnp.zeros(shape, jnp.int32))
 
 
-def _scale(moments: Moments, x: Array, weight: Array, lead: tuple[int, ...]) -> Array:
-    """Return the unit that the first rows set: by the smallest, so that one stray number does not set it."""
-    least = jnp.min(jnp.where(weight & jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=lead)
-    exponent = jnp.frexp(least)[1] - 1
-    wanted = (moments.rows == 0) & (least > _LARGE) & (least < jnp.inf)
-    return jnp.where(wanted, jnp.ldexp(jnp.float32(1), jnp.where(wanted, exponent, 0)), moments.scale)
+def _in_unit(moments: Moments, x: Array, valid: Array, lead: tuple[int, ...]) -> Moments:
+    """Set the unit by the first rows: by the smallest, so that one stray number does not set it."""
+    least = jnp.min(jnp.where(valid & jnp.isfinite(x), jnp.abs(x), jnp.inf), axis=lead)
+    first = (moments.rows == 0) & (least > _LARGE) & (least < jnp.inf)
+    return moments._replace(exponent=jnp.where(first, jnp.frexp(least)[1] - 1, moments.exponent))
 
 
 def _add(value: Array, rest: Array, increment: Array) -> tuple[Array, Array]:
@@ -99,10 +103,10 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
         valid: rows that count.
     """
     lead = tuple(range(valid.ndim))
-    scale, trailing = moments.scale, tuple(range(valid.ndim, x.ndim))
+    trailing = tuple(range(valid.ndim, x.ndim))
     if x.dtype == jnp.float32:
-        scale = _scale(moments, x, jnp.expand_dims(valid, trailing), lead)
-        x = x / jnp.broadcast_to(scale, x.shape)
+        moments = _in_unit(moments, x, jnp.expand_dims(valid, trailing), lead)
+        x = x / jnp.broadcast_to(moments.unit, x.shape)
     # Differences from the running mean are small, and the second pass below removes what the first one
     # rounded: it begins anew, from a mean that is known exactly.
     difference = _from(moments.mean, x)
@@ -127,7 +131,7 @@ def update(moments: Moments, x: Num[Array, "..."], valid: Bool[Array, "*L"]) -> 
     mean, mean_rest = _add(*_add(moments.mean, moments.mean_rest, share * first), share * second)
     growth = share * (new_var - moments.var + (1.0 - share) * jnp.square(first + second))
     var, var_rest = _add(moments.var, moments.var_rest, growth)
-    return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest, scale)
+    return Moments(before + n, mean, jnp.maximum(var, 0.0), mean_rest, var_rest, moments.exponent)
 
 
 def normalise(
@@ -143,7 +147,7 @@ def normalise(
         clip: bound of the result.
     """
     if x.dtype == jnp.float32:
-        x = x / jnp.broadcast_to(moments.scale, x.shape)
+        x = x / jnp.broadcast_to(moments.unit, x.shape)
     centred = _from(moments.mean, x) - jnp.broadcast_to(moments.mean_rest, x.shape)
     return jnp.clip(centred / jnp.broadcast_to(_std(moments, x.dtype == jnp.int32), x.shape), -clip, clip)
 
@@ -189,7 +193,7 @@ def scale_rewards(
         finite_t = jnp.isfinite(r_t)
         total = jnp.where(valid_t & finite_t, gamma * scale.total + r_t, scale.total)
         moments = update(scale.moments, total, valid_t & finite_t)
-        scaled = jnp.where(finite_t, jnp.clip(r_t / moments.scale / _std(moments), -clip, clip), r_t)
+        scaled = jnp.where(finite_t, jnp.clip(r_t / moments.unit / _std(moments), -clip, clip), r_t)
         over = ended_t | ~valid_t
         return RewardScale(jnp.where(over, 0.0, total), moments), jnp.where(valid_t, scaled, 0.0)
 
@@ -221,4 +225,4 @@ def scaled(
         reward: rewards as the environment returned them.
         clip: bound of the result.
     """
-    return jnp.clip(reward / scale.moments.scale / _std(scale.moments), -clip, clip)
+    return jnp.clip(reward / scale.moments.unit / _std(scale.moments), -clip, clip)
