@@ -125,10 +125,12 @@ def grouped(
     titles = {
         name: place.get(name, title) for title, of in groups.items() for each in of for name in options(each)
     }
+    of_users = [each for each in every if not each.__module__.startswith("operant.")]
+    usual = USUAL.union(*map(options, of_users))
     parts, hidden = [], False
     for title in dict.fromkeys([*groups, *GROUPS]):
         names = {name for name in titles if titles[name] == title and name not in how.get("without", ())}
-        shown = names if full else names & USUAL
+        shown = names if full else names & usual
         hidden |= shown < names
         if shown:
             parts.append(flags(title, every, header, only=shown, also=full, **how))
