@@ -716,32 +716,41 @@ def test_none_keeps_all_checkpoints(tmp_path):
     assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) > 3
 
 
-def test_other_threads_are_refused_while_fit_trains(tmp_path):
+def test_other_threads_have_their_turn_between_blocks(tmp_path):
     """Updates consume the arrays that acting would read. What acts in a callback is in the right thread."""
-    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16)
-    trains, told = threading.Event(), threading.Event()
+    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    trains, enough, ended = threading.Event(), threading.Event(), []
 
     def callback(agent, record):
         agent.act(np.zeros(4, np.float32))
         trains.set()
-        return not told.wait(60)
+        return not enough.is_set()
 
-    thread = threading.Thread(target=lambda: agent.fit(max_steps=10**6, callback=callback))
+    def fit():
+        ended.append(agent.fit(max_steps=10**7, callback=callback))
+
+    thread = threading.Thread(target=fit)
     thread.start()
-    assert trains.wait(120)
-    calls = {
-        "act": lambda: agent.act(np.zeros(4, np.float32)),
-        "fit": lambda: agent.fit(max_steps=10),
-        "play": lambda: agent.play(episodes=1),
-        "save": lambda: agent.save(tmp_path),
-        "load": lambda: agent.load(tmp_path),
-    }
-    for name, call in calls.items():
-        with pytest.raises(
-            UsageError, match=f"{name} was called while fit trains in another thread. Call it"
-        ):
-            call()
-    told.set()
-    thread.join(60)
-    assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+    try:
+        assert trains.wait(120)
+        before = agent.steps
+        for _ in range(50):
+            assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+        assert len(agent.evaluate(episodes=1).rewards) == 1
+        place = agent.save(tmp_path)
+        for name, call in {
+            "fit": lambda: agent.fit(max_steps=10),
+            "load": lambda: agent.load(tmp_path),
+        }.items():
+            with pytest.raises(UsageError, match=f"{name} was called while fit trains in another thread"):
+                call()
+        assert agent.steps > before and thread.is_alive()
+    finally:
+        enough.set()
+        thread.join(60)
+    assert ended[0].reason == "callback"
+    other = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    other.load(place)
+    assert before <= other.steps <= agent.steps
+    other.close()
     agent.close()

@@ -115,25 +115,48 @@ class _ObjectMethod:
         return refuse
 
 
+class _Turns:
+    """Lets other threads in between two blocks of `fit`: updates consume the arrays that they would read."""
+
+    def __init__(self) -> None:
+        self._next, self._turn = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:  # whoever waits longest: `fit` would take its turn back at once
+            self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+    def let_in(self) -> None:
+        """Let those who wait have their turn."""
+        self.__exit__()
+        self.__enter__()
+
+
 def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
-    """Refuse a call from elsewhere while `fit` trains: updates consume the arrays that it would read."""
+    """Have a call from elsewhere wait for the end of a block while `fit` trains; refuse `fit` and `load`."""
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         agent: Any = arguments[0]
         here, before = threading.get_ident(), agent._thread
         if before not in (None, here):
-            raise UsageError(
-                f"{method.__name__} was called while fit trains in another thread. Call it from a callback "
-                "of fit, or save there and act elsewhere with Agent.load(directory)."
-            )
-        if method.__name__ != "fit":
+            if method.__name__ in ("fit", "load"):
+                raise UsageError(
+                    f"{method.__name__} was called while fit trains in another thread. Wait for its end, or "
+                    "end it by a callback that returns False."
+                )
+            with agent._turns:
+                return method(*arguments, **named)
+        if method.__name__ != "fit" or before == here:
             return method(*arguments, **named)
-        agent._thread = here
-        try:
-            return method(*arguments, **named)
-        finally:
-            agent._thread = before
+        with agent._turns:
+            agent._thread = here
+            try:
+                return method(*arguments, **named)
+            finally:
+                agent._thread = None
 
     return call
 
@@ -248,6 +271,7 @@ class Trainer:
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
         self._thread: int | None = None
+        self._turns = _Turns()
         """The thread in which `fit` trains."""
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
@@ -335,6 +359,7 @@ class Trainer:
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
         training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
+        training.between_blocks = self._turns.let_in
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
