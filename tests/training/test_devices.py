@@ -129,10 +129,10 @@ def test_two_devices_compute_what_one_does(kind, env, options, blocks):
 @pytest.mark.slow
 def test_what_cannot_be_shared_out_is_refused(tmp_path):
     for arguments, message in [
-        (["--n-devices", "3"], r"n_devices must be at most 2, the number of JAX's devices (cpu)"),
-        (["--n-devices", "2", "--n-envs", "3"], "n_envs must be a multiple of n_devices=2"),
+        (["--n-devices", "3"], r"--n-devices must be at most 2, the number of JAX's devices (cpu)"),
+        (["--n-devices", "2", "--n-envs", "3"], "--n-envs must be a multiple of n_devices=2"),
         (["--n-devices", "2", "--env", "CartPole-v1"], "left out where environments are not JAX-native"),
-        (["--n-devices", "2", "--n-seeds", "2"], "n_devices is for a single run"),
+        (["--n-devices", "2", "--n-seeds", "2"], "--n-devices is for a single run"),
         (["--coordinator", "localhost:1"], "needs --n-processes and --process-id"),
         (["--coordinator", "auto", "--process-id", "0"], "or is auto, without them"),
         (["--process-id", "1"], "is for processes that train together"),

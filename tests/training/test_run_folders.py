@@ -192,3 +192,10 @@ def test_a_full_disk_names_the_file(tmp_path):
     with pytest.raises(OSError, match="No space left") as caught, durable.replaced(tmp_path / "x.npz"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "x.npz") and not list(tmp_path.iterdir())
+
+
+def test_a_link_that_leads_nowhere_is_no_new_folder(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    run = RunConfig(env="CartPole-v1", run_dir=str(tmp_path / "link"))
+    with pytest.raises(UsageError, match="run_dir must be a new or empty folder"), claimed(run, "ppo"):
+        pass

@@ -43,7 +43,8 @@ def new_directory(run: RunConfig, agent: str) -> Path:
     if run.run_dir is not None:
         directory = Path(run.run_dir)
         as_folder("run_dir", directory.parent, shown(run.run_dir))
-        if directory.exists() and not (directory.is_dir() and _is_free(directory)):
+        there = os.path.lexists(directory)  # a link that leads nowhere is there, too
+        if there and not (directory.is_dir() and _is_free(directory)):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={shown(run.run_dir)!r}. "
                 "Give another one, or continue that run: operant train --resume, or load() of a class "
