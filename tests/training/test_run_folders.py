@@ -196,6 +196,6 @@ def test_a_full_disk_names_the_file(tmp_path):
 
 def test_a_link_that_leads_nowhere_is_no_new_folder(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
-    run = RunConfig(env="CartPole-v1", run_dir=str(tmp_path / "link"))
+    run = RunConfig(env="CartPole-v1", max_steps=8, run_dir=str(tmp_path / "link"))
     with pytest.raises(UsageError, match="run_dir must be a new or empty folder"), claimed(run, "ppo"):
         pass
