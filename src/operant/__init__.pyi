@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from operant import agents as agents
 import keras as keras
+
+from operant import agents as agents
 from operant.envs import Environment as Environment
 from operant.errors import OperantError as OperantError
 from operant.execution import datasets as datasets
