@@ -577,7 +577,7 @@ def interrupted(storage):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    assert process.stdout.readline().startswith("Tuning ppo on hang")
+    assert any(line.startswith("Tuning ppo on hang") for line in iter(process.stdout.readline, ""))
     deadline = time.monotonic() + 60
     while running(storage) < 2:
         assert process.poll() is None and time.monotonic() < deadline
