@@ -609,7 +609,7 @@ def test_interrupted_trials_come_first_when_the_study_goes_on(here, storage):
     assert "Continue: the same command with --study s" in out
     before = study.load("s", storage).trials
     assert [t.state.name for t in before] == ["FAIL", "FAIL", "WAITING", "WAITING"]
-    settings = {"trial_steps": 500000, "study": "s", "storage": storage, "n_trials": 3}
+    settings = {"trial_steps": 50000, "study": "s", "storage": storage, "n_trials": 3}
     known = study.load("s", storage)
     known.set_user_attr("env", "pretended")  # the environment that never ends does now
     tuned = tune(planned(config=settings, seed=None))
