@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from operant.agents.table import AGENTS, ALIASES, EXAMPLE, entry
-from operant.cli.tables import flag, switched
+from operant.cli.tables import flag
 from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
 from operant.spec.program_cache import VARIABLE
@@ -261,7 +261,9 @@ def _by_flags(text: str) -> str:
     kinds, names = [Config], dict[str, bool]()
     for kind in kinds:  # those that were loaded, as far as this command needs any
         kinds += kind.__subclasses__()
-        names |= {name: switched(kind, name) for name in options(kind)} if kind is not Config else {}
+        # By defaults: hints of configs that no command reads may name what only type checkers import.
+        if kind is not Config:
+            names |= {name: default(kind, name) is not False for name in options(kind)}
 
     def given(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
