@@ -1,6 +1,6 @@
 """Each kind of specification that Tensorforce has, its JSON agents and its examples, in its own words.
 
-Everyday, agents are built and their programs traced, which takes no compiler; the slow tests run the same.
+Everyday, agents are built and their programs traced, which takes no compiler; exhaustive tests run the same.
 """
 
 import json
@@ -551,7 +551,7 @@ def sample(spec, rng):
     return rng.uniform(spec["min_value"], spec["max_value"], shape)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_specifications_act_and_learn(case):
     states, actions, spec = CASES[case]

@@ -88,7 +88,7 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
     assert sorted(e.reward for e in again) == sorted(found["episode_reward"][-5:])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_target_is_reached_where_it_is_without_evaluations():
     told = {"max_steps": 20_000, "target_reward": 15.0, "reward_buffer_size": 5}
     one = train(plan(eval_frequency=70, eval_episodes=1, **told)).outcome

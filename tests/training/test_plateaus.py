@@ -74,7 +74,7 @@ class Constant:
         return state, TimeStep({"state": state}, reward, jnp.bool_(True))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_driver_checks_as_often():
     """The device looks at what came every 8192 steps, the host every 512."""
     found = []

@@ -77,9 +77,11 @@ def test_runs_go_on_where_one_failed(three):
     assert three.unreported[1] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [True, False])
-@pytest.mark.parametrize("name", ["dqn", "modular"])  # with a replay memory, and with one of recent rows
+@pytest.mark.parametrize(
+    "name",  # with a replay memory, and with one of recent rows
+    [pytest.param("dqn", marks=pytest.mark.slow), pytest.param("modular", marks=pytest.mark.exhaustive)],
+)
 def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_are(name, mapped):
     agent = compiled(name, Countdown(), 2)
     runs = MultiSeedRunner(
