@@ -137,14 +137,14 @@ def shake(agent):
     rng = np.random.default_rng(0)
     algorithm, engine = agent.learner.algorithm, agent.engine
 
-    def shaken(name, x):
+    def shaken(name, key, x):
         if x.dtype.kind == "i":
-            return jnp.full(x.shape, 7, x.dtype)
+            return jnp.full(x.shape, 1 if key.endswith("exponent") else 7, x.dtype)
         drawn = rng.normal(size=x.shape) / (np.sqrt(np.prod(x.shape[:-1])) if x.ndim > 1 else 10.0)
         return x + jnp.asarray(np.abs(drawn) if name == "state" else drawn, x.dtype)
 
     weights = {
-        model: {part: {k: shaken(part, x) for k, x in parts.items()} for part, parts in variables.items()}
+        model: {part: {k: shaken(part, k, x) for k, x in parts.items()} for part, parts in variables.items()}
         for model, variables in algorithm.weights(engine.train.state).items()
     }
     engine.put(engine.train._replace(state=algorithm.with_weights(engine.train.state, weights)))
