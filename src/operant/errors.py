@@ -93,8 +93,6 @@ REMEDIES = {
     "list": "See: operant list.",
 }
 """What to do instead of giving names that stand for no option."""
-ELSEWHERE = {"exponential_normalization": "normalize_observations=True of the agent"}
-"""Names of other libraries, and what does the same here but in another place."""
 METHODS = {
     "learn": "fit(max_steps=...)",
     "train": "fit(max_steps=...)",
@@ -171,8 +169,6 @@ def suggest(name: str, known: Iterable[str], *, listed: bool = True, alike: floa
     >>> suggest("ppoo", ["ppo", "dqn"])
     " Did you mean 'ppo'?"
     """
-    if name in ELSEWHERE:
-        return f" Use {ELSEWHERE[name]}."
     names = sorted(str(k) for k in known)
     if remedy := REMEDIES.get(_plain(str(name))):
         return f" {remedy}"

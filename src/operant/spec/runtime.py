@@ -24,6 +24,10 @@ LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type=LIBRARY_FUSION_TYPE_DOT,L
 """Lets XLA compute matrix products, and convolutions as such products, with a library on CPU."""
 
 
+_programs: ProgramCache | None = None
+"""The cache that JAX was given; None: it has one of the user's, or none."""
+
+
 def prepare(asynchronous: bool = False, threads: int | None = None) -> None:
     """Choose, before JAX runs anything, what the user did not: how calls are dispatched on CPU, and where
     compiled programs are kept for other processes.
@@ -48,9 +52,10 @@ def prepare(asynchronous: bool = False, threads: int | None = None) -> None:
         running = xla_bridge.backends_are_initialized()
     except (ImportError, AttributeError):
         return
+    global _programs
     known = os.environ.get("NPROC") or (None if running else threads) or processors()
-    module._cache = opened(known, MOST_BYTES if limit < 0 else limit)
-    if module._cache is not None:
+    module._cache = _programs = opened(known, MOST_BYTES if limit < 0 else limit)
+    if _programs is not None:
         _set("jax_persistent_cache_min_compile_time_secs", 0.0)  # a second is most of what they take together
 
 
@@ -61,11 +66,10 @@ def on_compilation(tell: Callable[[str], None] | None) -> Iterator[None]:
     Not if JAX has a cache that the user told it of: then only JAX knows whether it compiles.
     """
     import jax
-    from jax._src import compilation_cache
 
-    cache: Any = getattr(compilation_cache, "_cache", None)
-    if tell is None or not isinstance(cache, ProgramCache):
-        chosen: Any = jax.config
+    cache = _programs
+    chosen: Any = jax.config
+    if tell is None or cache is None:
         if tell is not None and not chosen.jax_compilation_cache_dir:
             tell("Compiling (some seconds)")
         yield

@@ -206,11 +206,11 @@ class StudySearch:
         process, self._spare = self._spare or self._process(), None
         process.send(self._order("train", [slot.order for slot in trials.values()]))
         self._running[process.connection] = _TrialGroup(process, trials)
-        first, *others = (slot.trial for slot in trials.values())
-        if others:
-            self.say(f"Trials {first.number} to {others[-1].number} begin, in one process")
+        several = [slot.trial for slot in trials.values()]
+        if len(several) > 1:
+            self.say(f"Trials {', '.join(str(trial.number) for trial in several)} begin, in one process")
         else:
-            self.say(f"Trial {first.number} begins{shown(first.params)}")
+            self.say(f"Trial {several[0].number} begins{shown(several[0].params)}")
 
     def _ask(self) -> _TrialSlot:
         """Let Optuna choose the settings of another trial."""

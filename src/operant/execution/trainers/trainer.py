@@ -227,7 +227,7 @@ class Trainer:
             raise UsageError("resume=True goes on with the run in a folder. Give run_dir, too.")
         self._resumed = resume and (folder / "run.json").is_file()
         if self._resumed:
-            seed = read_run(folder / "run.json")["run"]["seed"]
+            seed = read_run(folder / "run.json")["run"].get("seed")
         self.run_config = located(  # relative paths are those of this call
             RunConfig.from_dict(
                 {
@@ -271,8 +271,8 @@ class Trainer:
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
         self._thread: int | None = None
-        self._turns = _Turns()
         """The thread in which `fit` trains."""
+        self._turns = _Turns()
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
         again."""
@@ -315,6 +315,9 @@ class Trainer:
         logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
+
+        Meanwhile other threads may call `act`, `play`, `evaluate` and `save`, which wait for the end of a
+        block; so a callback must not wait for them.
 
         A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed
         terminal) ends the program when all is saved, with status 143 (129).
