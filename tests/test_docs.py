@@ -128,6 +128,7 @@ def test_a_module_that_is_gone_is_found():
     assert list(gone(text)) == ["operant.engine", "envs/host.py"]
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_every_page_and_anchor_is_in_it():
     built = subprocess.run([sys.executable, ROOT / "scripts" / "site"], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr

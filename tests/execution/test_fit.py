@@ -734,7 +734,7 @@ def test_other_threads_have_their_turn_between_blocks(tmp_path):
     try:
         assert trains.wait(120)
         before = agent.steps
-        for _ in range(50):
+        for _ in range(10):
             assert agent.act(np.zeros(4, np.float32)) in (0, 1)
         assert len(agent.evaluate(episodes=1).rewards) == 1
         place = agent.save(tmp_path)

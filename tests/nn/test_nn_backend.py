@@ -24,6 +24,7 @@ def test_importing_loads_no_keras_and_asking_loads_it_on_jax():
     assert result.stdout.split() == ["False", "jax"], result.stderr
 
 
+@pytest.mark.slow
 def test_keras_on_another_backend_is_refused():
     code = "import keras\nfrom operant.nn.backend import keras as door\ndoor()"
     result = run(code, backend="numpy")
@@ -49,6 +50,7 @@ assert callable(jax.experimental.sparse.linalg.spsolve)
 """
 
 
+@pytest.mark.slow
 def test_parts_of_keras_that_no_agent_uses_load_when_they_are_used():
     pytest.importorskip("pandas", reason="Keras takes tables where pandas is installed")
     assert run(LATE).stderr == ""

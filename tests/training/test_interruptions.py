@@ -370,7 +370,8 @@ class Steady(Stuck):
         super().__init__(10**9)
 
 
-@pytest.mark.parametrize("evaluating", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluating", [False, True])
 def test_a_worker_that_hangs_does_not_keep_a_run_from_ending(evaluating, tmp_path, monkeypatch):
     """It would be waited for for a minute; schedulers kill after half of that."""
     monkeypatch.setattr(training, "PATIENCE_SECONDS", 0.5)

@@ -56,7 +56,17 @@ def test_weights_are_those_of_a_whole_agent(trained, path):
         assert agent.steps == 0
 
 
-@pytest.mark.parametrize("suffix", [*weight_files.KINDS, ".tf"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".npz",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in (*weight_files.KINDS, ".tf")
+            if kind != ".npz"
+        ),
+    ],
+)
 def test_the_suffix_chooses_the_format_of_checkpoints(suffix, tmp_path):
     for name in ENVS:
         count = 1 if name == "PPO" else 3

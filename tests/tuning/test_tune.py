@@ -985,6 +985,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(arguments, message,
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_switch_can_be_tuned(here):
     assert (
         main(
