@@ -1,0 +1,117 @@
+"""Train presets once more with fresh seeds, and compare with what they claim.
+
+    python benchmarks/learning/again.py --runs DIR
+
+Without names: all presets of which one seed trained in under ten minutes, the shortest first. The mean of the
+fresh seeds is expected within the 95 % prediction interval that the claimed seeds give (Student's t, equal
+variances); a standard deviation below one percent of the claimed mean is taken for one percent, since five
+equal scores do not say that there is no other. Results go to benchmarks/results/claims.json and .md after
+each preset. With `--runs DIR` the runs are kept there, and seeds that are there are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from run import GATES, RESULTS, train_seed
+from scipy import stats
+
+FIRST_SEED = 101
+"""Of the fresh ones: no claim was measured with as many."""
+SHORT = 600
+"""Seconds that a seed may take to be trained again without being named."""
+
+
+def claims() -> dict[str, dict[str, Any]]:
+    """Return the measured rows by preset, the shortest first."""
+    rows = json.loads((RESULTS / "learning.json").read_text())["rows"]
+    rows = [row for row in rows if len(row["seeds"]) > 1]
+    return {row["preset"]: row for row in sorted(rows, key=seconds)}
+
+
+def seconds(row: dict[str, Any]) -> float:
+    """Return the median time of a seed's training."""
+    return float(np.median([r["training_seconds"] for r in row["seeds"]]))
+
+
+def expected(scores: list[float], fresh: int) -> tuple[float, float]:
+    """Return where the mean of `fresh` more seeds lies with a probability of 95 %."""
+    mean, count = float(np.mean(scores)), len(scores)
+    deviation = max(float(np.std(scores, ddof=1)), abs(mean) / 100)
+    half = stats.t.ppf(0.975, count - 1) * deviation * math.sqrt(1 / count + 1 / fresh)
+    return mean - half, mean + half
+
+
+def processor() -> str:
+    """Return the processor's model name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def page(results: dict[str, Any]) -> str:
+    """Return the table of what was trained again."""
+    lines = [
+        "# Claims of presets, tried again",
+        "",
+        "What a preset claims, and what fresh seeds gave on the processor named. The mean of the fresh seeds",
+        "is inside if it lies in the 95 % prediction interval of the claimed seeds. All in float32 on CPUs.",
+        "Made by `benchmarks/learning/again.py`, which says more.",
+        "",
+        "| preset | claimed mean | seeds | fresh mean | fresh scores | expected | inside | processor |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in claims().items():
+        if name not in results:
+            continue
+        scores, fresh = [r["score"] for r in row["seeds"]], [r["score"] for r in results[name]["seeds"]]
+        low, high = expected(scores, len(fresh))
+        inside = "yes" if low <= np.mean(fresh) <= high else "**no**"
+        lines.append(
+            f"| {name} | {np.mean(scores):.2f} | {len(scores)} | {np.mean(fresh):.2f} | "
+            f"{', '.join(f'{score:.2f}' for score in fresh)} | {low:.2f} to {high:.2f} | {inside} | "
+            f"{results[name]['processor']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Train and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("presets", nargs="*", help="for example ppo:cartpole; none: all short ones")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, help="folder of the runs, which stay (default: a temporary one)")
+    arguments = parser.parse_args()
+    runs = arguments.runs or Path(tempfile.mkdtemp(prefix="again-"))
+    rows = claims()
+    file = RESULTS / "claims.json"
+    for name in arguments.presets or [name for name, row in rows.items() if seconds(row) < SHORT]:
+        gate = GATES.get(name)
+        seeds = []
+        for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
+            place = runs / name.replace(":", "-") / str(seed)
+            seeds.append(
+                train_seed(
+                    name.partition(":")[0], rows[name]["settings"], seed, place, bool(gate and gate.greedy)
+                )
+            )
+            print(name, seeds[-1], flush=True)
+        results = json.loads(file.read_text()) if file.exists() else {}
+        results[name] = {"processor": processor(), "jax": jax.__version__, "seeds": seeds}
+        file.write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / "claims.md").write_text(page(results))
+
+
+if __name__ == "__main__":
+    main()
