@@ -16,6 +16,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from operant.training.provenance import processor
+
 ROOT = Path(__file__).parents[1]
 CALLS = 2000
 SUBJECTS = ("torch", "operant", "operant-16")
@@ -97,9 +99,6 @@ def main():
     if arguments.subject:
         print(json.dumps(measure(arguments.subject)))
         return
-    sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))
-    from run import processor
-
     found = {subject: [] for subject in SUBJECTS}
     versions = set()
     for _ in range(arguments.rounds):

@@ -21,6 +21,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from operant.training.provenance import processor
+
 RESULTS = Path(__file__).parent / "results"
 PPO = ("train", "ppo", "--n-envs", "8", "--quiet")
 NATIVE = (*PPO, "--env", "jax:CartPole-v1", "--seed", "1")
@@ -62,9 +64,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    sys.path.insert(0, str(Path(__file__).parent / "speed"))
-    from run import processor
-
     found: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(arguments.rounds):
         for name, words in COMMANDS.items():

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from operant_speed import options
-from run import processor
 from seeds import CALL_STEPS, ENVS, OPTIONS, SEEDS, WORKLOADS, estimated, steps_per_second
 from workloads import WORKLOADS as SPEED_WORKLOADS
 
@@ -32,6 +31,7 @@ from operant.agents.base.learner import Learner
 from operant.envs.native import ids
 from operant.spec import presets
 from operant.training.drivers.seeds import MultiSeedRunner
+from operant.training.provenance import processor
 
 RESULTS = Path(__file__).parent / "results"
 GRID = ((64, 64), (256, 64), (2048, 4), (16, 2048))

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent / "speed"))
 import jax
 from breakdown import measure
 from operant_speed import hosted
-from run import processor
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.spec import presets, runtime
 from operant.training.drivers.host_driver import HostDriver
+from operant.training.provenance import processor
 
 PRESETS = ("ppo:pong", "acer:pong", "dqn:pong", "dqn:pong-1m")
 FILLED = 4_000

@@ -22,6 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from operant.training.provenance import processor
+
 if TYPE_CHECKING:
     from operant.training.drivers.seeds import MultiSeedRunner
 
@@ -93,9 +95,6 @@ def main() -> None:
         print(measure(*arguments.one, arguments.seconds))
         return
     load = os.getloadavg()[0]
-    sys.path.insert(0, str(Path(__file__).parent / "speed"))
-    from run import processor
-
     found: dict[tuple[str, str], list[float]] = {(name, way): [] for name in WORKLOADS for way in WAYS}
     for _ in range(arguments.rounds):
         for name, way in found:

@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from operant.training.provenance import processor
+
 README = "train ppo --preset cartpole --target-reward 475 --seed 1"
 FIRST = "train ppo --env CartPole-v1 --max-steps 2000 --n-envs 1 --seed 1"
 TRIAL = "tune ppo --env CartPole-v1 --lr 1e-4 1e-2 --n-trials 2 --trial-steps 2000 --seed 1"
@@ -149,18 +151,10 @@ def main():
 
 def machine():
     """Describe the machine and the versions."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "keras", "gymnasium")
     )
-    return f"{model}, {os.cpu_count()} processors; Python {platform.python_version()}, {versions}."
+    return f"{processor()}, {os.cpu_count()} processors; Python {platform.python_version()}, {versions}."
 
 
 if __name__ == "__main__":

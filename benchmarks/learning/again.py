@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ import jax
 import numpy as np
 from run import GATES, RESULTS, train_seed
 from scipy import stats
+
+from operant.training.provenance import processor
 
 FIRST_SEED = 101
 """Of the fresh ones: no claim was measured with as many."""
@@ -48,16 +49,6 @@ def expected(scores: list[float], fresh: int) -> tuple[float, float]:
     deviation = max(float(np.std(scores, ddof=1)), abs(mean) / 100)
     half = stats.t.ppf(0.975, count - 1) * deviation * math.sqrt(1 / count + 1 / fresh)
     return mean - half, mean + half
-
-
-def processor() -> str:
-    """Return the processor's model name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def page(results: dict[str, Any]) -> str:

@@ -22,11 +22,11 @@ from typing import Any
 
 import jax
 from operant_speed import made
-from run import processor
 from workloads import WORKLOADS
 
 from operant.envs.vector.batched import GymnasiumVector
 from operant.training.drivers.host_driver import HostDriver
+from operant.training.provenance import processor
 
 RESULTS = Path(__file__).parents[1] / "results"
 DEFAULT = (

@@ -26,6 +26,8 @@ import table
 from peers import PEERS, Runner
 from workloads import WORKLOADS, Workload
 
+from operant.training.provenance import processor
+
 TRIAL_STEPS = {"env": 100_000, "ppo": 20_000}  # for others, and for learning from images: 500
 
 Rounds = dict[str, dict[str, list[dict[str, Any]]]]
@@ -98,17 +100,6 @@ def measure(
                 )
             order.rotate(-1)
     return found
-
-
-def processor() -> str:
-    """Return the processor's model name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
 
 
 def write(results: Rounds, arguments: argparse.Namespace) -> Path:

@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
     device = jax.devices()[0]
     facts = {
         "device": device.device_kind,
-        "processor": platform.machine(),
+        "processor": processor(),
         "processors": os.cpu_count(),
         "system": platform.system(),
         "precision": jax.config.jax_default_matmul_precision or "default",  # type: ignore[attr-defined]
@@ -43,6 +43,16 @@ def machine() -> dict[str, Any]:
     if device.platform == "gpu":
         facts["deterministic"] = DETERMINISTIC in os.environ.get("XLA_FLAGS", "")
     return facts
+
+
+def processor() -> str:
+    """Return the processor's model name, as far as the system tells; else its family."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def digest(path: str | Path) -> str:
