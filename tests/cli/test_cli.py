@@ -145,6 +145,23 @@ def test_in_a_narrow_terminal_help_stands_below(command, capsys, monkeypatch):
     assert not any(line.startswith("|") for line in shown["60"])
 
 
+def test_where_no_terminal_is_a_row_is_a_line(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)  # tests may be run on a terminal
+    assert main(["list", "presets", "mountaincar"]) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    assert (
+        row.startswith("| ppo --preset mountaincar-default") and "a negative control, these settings" in row
+    )
+
+
+def test_claims_of_presets_are_not_folded_into_a_narrow_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", "presets", "trpo"]) == 0
+    measured = [line for line in capsys.readouterr().out.splitlines() if " steps, " in line]
+    assert measured and all(" after " in line and "seeds" in line for line in measured)
+
+
 def test_help_below_its_flag():
     rows = [["-l, --lr", "Learning rate of the optimizer, or a schedule of it", "0.001", "log_uniform"]]
     assert tables.table(
