@@ -865,7 +865,8 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "dqn", "--resume", "run")
     assert "trains ppo, not dqn" in err
-    assert "--run-dir must be a new or empty folder" in fails(capsys, *command)
+    err = fails(capsys, *command)
+    assert "--run-dir must be a new or empty folder" in err and "operant train --resume whole (in" in err
 
 
 OWN_AGENT = """
