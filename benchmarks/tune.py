@@ -1,7 +1,7 @@
 """Does tuning help? A study of PPO on CartPole, then its best settings against the defaults over fresh seeds,
 by the study's own metric.
 
-    python benchmarks/tune.py                  # writes benchmarks/results/tune.md and docs/images/tune-*.png
+    python benchmarks/tune.py                  # writes benchmarks/results/tune.md
 
 Both sides train as long as a trial does, with seeds that no trial used; the score of a seed is defined like a
 trial's value: the mean return of the last 100 training episodes.
@@ -9,7 +9,6 @@ trial's value: the mean return of the last 100 training episodes.
 
 import argparse
 import platform
-import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -84,8 +83,6 @@ def main():
         steps = arguments.trial_steps
         tuned_scores = scores(best.options, steps, arguments.seeds, folder / "tuned")
         default_scores = scores({}, steps, arguments.seeds, folder / "default")
-        for file in tuned.files:
-            shutil.copy(file, ROOT / "docs" / "images" / f"tune-{file.name}")
     rows = [
         ("defaults", default_scores),
         (f"best of the study (trial {best.number})", tuned_scores),
@@ -126,9 +123,6 @@ def main():
             f"{default(config_class('ppo'), option)} |"
         )
     lines += [
-        "",
-        "![history](../../docs/images/tune-history.png)",
-        "![parallel](../../docs/images/tune-parallel.png)",
         "",
         f"Command: `python benchmarks/tune.py --n-trials {arguments.n_trials} --trial-steps {steps} "
         f"--n-jobs {arguments.n_jobs} "

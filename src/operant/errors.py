@@ -258,7 +258,8 @@ def naming_misspelt(function: _Function) -> _Function:
         except (SpecError, UsageError) as error:
             for name in () if "Did you mean" in str(error) else unknown:
                 # What is passed on may be right: no option's name is this similar to an argument's.
-                if close := suggest(name, arguments, listed=False, alike=0.8):
+                close = suggest(name, arguments, listed=False, alike=0.8)
+                if close and close not in str(error):
                     raise type(error)(f"{error} {label} has no argument {name!r}.{close}") from None
             raise
 

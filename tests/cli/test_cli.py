@@ -145,6 +145,23 @@ def test_in_a_narrow_terminal_help_stands_below(command, capsys, monkeypatch):
     assert not any(line.startswith("|") for line in shown["60"])
 
 
+def test_where_no_terminal_is_a_row_is_a_line(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "__stdout__", None)  # tests may be run on a terminal
+    assert main(["list", "presets", "mountaincar"]) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    assert (
+        row.startswith("| ppo --preset mountaincar-default") and "a negative control, these settings" in row
+    )
+
+
+def test_claims_of_presets_are_not_folded_into_a_narrow_column(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list", "presets", "trpo"]) == 0
+    measured = [line for line in capsys.readouterr().out.splitlines() if " steps, " in line]
+    assert measured and all(" after " in line and "seeds" in line for line in measured)
+
+
 def test_help_below_its_flag():
     rows = [["-l, --lr", "Learning rate of the optimizer, or a schedule of it", "0.001", "log_uniform"]]
     assert tables.table(
@@ -848,7 +865,8 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     assert "Unknown flag '--lrr'" in fails(capsys, "train", "--resume=run", "--lrr", "1")
     err = fails(capsys, "train", "dqn", "--resume", "run")
     assert "trains ppo, not dqn" in err
-    assert "--run-dir must be a new or empty folder" in fails(capsys, *command)
+    err = fails(capsys, *command)
+    assert "--run-dir must be a new or empty folder" in err and "operant train --resume whole (in" in err
 
 
 OWN_AGENT = """

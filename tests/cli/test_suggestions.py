@@ -138,6 +138,8 @@ def test_devices_steps_of_trials_and_exports_are_told(followed, capsys, monkeypa
     message = refused(capsys, "tune ppo --env CartPole-v1 --max-steps 9")
     assert message.endswith("The steps of a trial are --trial-steps.")
     assert parse.parse([TuneConfig], ["--trial-steps", "9"], "tune") == {"trial_steps": 9}
+    message = refused(capsys, "play a2c --env CartPole-v1 --checkpoints a2c.tf")
+    assert message.endswith("What it writes is read by --weights.")
     message = refused(capsys, "export run")
     assert "operant.Agent.load('run').save('exported', format='onnx')" in message
 

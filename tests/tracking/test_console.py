@@ -48,7 +48,7 @@ def test_documented_line():
     )
     assert shown[0] == "Best mean return updated: - -> 25.5"
     assert shown[2] == (
-        "time: 0:00:02.634234, steps: 240, episodes: 10, speed: 225 steps/s, mean return: 22.7, "
+        "time: 0:00:02, steps: 240, episodes: 10, speed: 225 steps/s, mean return: 22.7, "
         "best mean return: 25.5"
     )
     assert "speed: 57 steps/s, mean return: 12.35," in shown[1]  # 120 / 2.1 = 57.1

@@ -4,6 +4,7 @@ With pretended trials, then real ones.
 """
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -1172,3 +1173,26 @@ def test_trials_start_from_weights_and_write_their_own(tmp_path, monkeypatch, ca
     assert from_study("s").run["weights"] == ["w/ppo.tf"]
     assert main([*tuning[:-3], "--weights", "nowhere.tf"]) == 2
     assert "The weights 'nowhere.tf' do not exist." in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_how_far_the_study_is(here, monkeypatch):
+    """A bar of the steps of all trials, and below it trials done of trials, the best, those that run."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    began = search.StudyConsole._show
+    steps = []
+    monkeypatch.setattr(
+        search.StudyConsole, "_show", lambda self, step, time: (steps.append(step), began(self, step, time))
+    )
+    tuned = tune(planned(config={"n_trials": 3}, quiet=False))
+    texts = terminal.getvalue()
+    assert "0 of 3 trials  best -  running: trial 0" in texts
+    assert f"best {tuned.best.value:.2f} (trial {tuned.best.number})" in texts
+    assert texts.index("Trial 0 begins") < texts.index("Trial 0: mean return") < texts.index("Trial 2 begins")
+    assert steps == sorted(steps) and {*steps} - {0, 1000, 2000, 3000}  # within trials, too
+    assert "of 3 trials" not in texts.rpartition("Finished: ")[2]  # the bar is over

@@ -199,6 +199,8 @@ def _meant(bad: str, known: Mapping[str, argparse.Action], command: str) -> str:
     if command.split()[0] in BESIDE_TRAINING and name in map(flag, options(RunConfig)):  # others look like it
         if name == "--max-steps":
             return " The steps of a trial are --trial-steps."
+        if name == "--checkpoints":
+            return " What it writes is read by --weights."
         return " It is a flag of `operant train`: leave it out."
     return suggest(name, begun or flags, listed=False) or f" `operant {command} --help-all` lists them."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import textwrap
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ OWN = "module:Name"
 HEADER = ("flags", "help", "default", "hp_type")
 NARROW = 100
 """Columns below which help stands under its flag: beside it, it would be very tall."""
+LEAST = 40
+"""Characters that the second column of a table takes at least, if its texts are that long."""
 GROUPS = {
     "Environment": (
         "env", "n_envs", "env_kwargs", "max_episode_timesteps", "preprocess", "max_frame", "resize", "gray",
@@ -140,7 +143,7 @@ def grouped(
 def flags(title: str, configs: Iterable[type[Config]], header: Sequence[str] = HEADER[:3], **how: Any) -> str:
     """Return the table of the flags of configs; `how` are arguments of `option_rows`."""
     rows = [row[: len(header)] for row in option_rows(configs, **how)]
-    return table(title, header, rows, stacked=columns() < NARROW)
+    return table(title, header, rows, width=columns(), stacked=columns() < NARROW)
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -211,18 +214,19 @@ def table(
     width: int | None = None,
     stacked: bool | None = None,
 ) -> str:
-    """Return a pipe table under a title; long help, the second column, is wrapped so that it fits the width.
+    """Return a pipe table under a title; long texts, the second column, are wrapped so that it fits the width.
 
-    That is by default the terminal's. In fewer than 80 columns help would become very tall: if it is long, it
-    is put below the other cells instead; `stacked` says whether, if it is not None.
+    That is by default the terminal's; where none is, nothing is wrapped: a row is a line, for programs to
+    read. If the other columns leave too little room, texts are put below them instead; `stacked` says
+    whether, if it is not None.
     """
-    width = columns() if width is None else width
+    width = shutil.get_terminal_size((sys.maxsize, 24)).columns if width is None else width
     others = [i for i in range(len(header)) if i != 1]
     widths = {i: max(len(header[i]), *(len(row[i]) for row in rows)) for i in others}
     frame = 3 * len(header) + 1
     room = max(10, width - frame - sum(widths.values()))
     if stacked is None:
-        stacked = width < 80 and any(len(row[1]) > room for row in rows)
+        stacked = room < LEAST and any(len(row[1]) > room for row in rows)
     if stacked:
         return "\n".join([f"{title}:", *(x for row in rows for x in _stacked(header, row, width))])
     wrapped = [[wrap(row[1], room), row] for row in rows]

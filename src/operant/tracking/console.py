@@ -232,7 +232,7 @@ class Console(Logger):
         self._best = best
         mean, evaluation = number(self._mean, self.precision), number(self._evaluation, self.precision)
         self.message(
-            f"time: {datetime.timedelta(seconds=record.time)}, steps: {record.step}, "
+            f"time: {datetime.timedelta(seconds=int(record.time))}, steps: {record.step}, "
             f"episodes: {self._episodes}, speed: {round(self._speed)} steps/s, mean return: {mean}, "
             f"best mean return: {new}"
             + (f", evaluation: {evaluation}" if EVALUATION in record.values else "")
@@ -295,7 +295,12 @@ class Console(Logger):
                 progress.TimeRemainingColumn(),
             ]
         Ticker.end()
-        self._bar = progress.Progress(*columns, console=console, expand=bool(self._max_steps))
+        self._bar = progress.Progress(
+            *columns,
+            console=console,
+            expand=bool(self._max_steps),
+            speed_estimate_period=600.0,  # of a study's trials, a report may take minutes
+        )
         self._bar.add_task("", total=self._max_steps, completed=self._step)
 
     def _render(self) -> Group:
@@ -303,6 +308,10 @@ class Console(Logger):
         from rich.text import Text
 
         assert self._bar is not None
+        return Group(self._bar.get_renderable(), Text(self._figures()))
+
+    def _figures(self) -> str:
+        """Return what stands below the bar."""
         parts = [
             f"{self._step:,} steps",
             f"{self._episodes:,} episodes",
@@ -313,5 +322,5 @@ class Console(Logger):
         if self._evaluation is not None:
             parts.append(f"evaluation {number(self._evaluation, self.precision)}")
         if self._target is not None:
-            parts.append(f"target {number(self._target, self.precision)}")
-        return Group(self._bar.get_renderable(), Text("  ".join(parts)))
+            parts.append(f"target {self._target:g}")
+        return "  ".join(parts)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.errors import OperantError, SpecError, UsageError, as_folder, reading, shown
+from operant.errors import OperantError, SpecError, UsageError, as_folder, quoted, reading, shown
 from operant.spec import plain, read_json
 from operant.spec.run import RunConfig
 from operant.tracking.history import check_place
@@ -47,8 +47,8 @@ def new_directory(run: RunConfig, agent: str) -> Path:
         if there and not (directory.is_dir() and _is_free(directory)):
             raise UsageError(
                 f"run_dir must be a new or empty folder. Received: run_dir={shown(run.run_dir)!r}. "
-                "Give another one, or continue that run: operant train --resume, or load() of a class "
-                "without run_dir."
+                f"Give another one, or go on with that run: operant train --resume "
+                f"{quoted(shown(run.run_dir))} (in Python, give resume=True, too)."
             )
         return directory
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

@@ -403,7 +403,7 @@ def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
         if names:
             flags = " or ".join(f"--preset {name}" for name in names)
             yield (
-                f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; what they came to: "
+                f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; their measured scores: "
                 "operant list presets"
             )
 

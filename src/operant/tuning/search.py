@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import SpecError, UsageError
 from operant.spec.run import RunConfig
-from operant.tracking import Console, LoggerGroup, console
+from operant.tracking import Console, LoggerGroup, Record, console
 from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
 from operant.tuning.plan import PER_TRIAL, StudyPlan
@@ -54,6 +54,20 @@ class _TrialGroup(NamedTuple):
     """Those that are not over, by their place in the process's order."""
 
 
+class StudyConsole(Console):
+    """Shows how far a study is: on a terminal a bar of the steps of its trials, with `text` below it."""
+
+    text = ""
+
+    def record(self, record: Record) -> None:
+        """Update the display; lines tell of each trial's begin and end."""
+        if not (self.quiet or self._lines):
+            self._show(record.step, record.time)
+
+    def _figures(self) -> str:
+        return self.text
+
+
 class StudySearch:
     """One call of `tune`."""
 
@@ -67,13 +81,22 @@ class StudySearch:
         self._waiting: list[list[_TrialSlot]] = []
         """Trials that were asked for, of which each list waits for a process."""
         self._spare: TrialProcess | None = None
-        self._shown = ""
+        self._steps: dict[int, int] = {}
+        """How far each trial of this call is."""
+        self._best = "-"
         self._left = plan.config.n_trials
         self._lost = 0
         self._placement = TaskPlacement.read(plan.config)
         self.counts = {"complete": 0, "pruned": 0, "failed": 0, "given_up": 0}
         self._beaten = time.monotonic()
-        self.say = LoggerGroup([Console(quiet=bool(plan.run.get("quiet")))]).message
+        self._begun = time.monotonic()
+        self._console = StudyConsole(
+            max_steps=plan.config.n_trials * plan.config.trial_steps,
+            quiet=bool(plan.run.get("quiet")),
+            live=False if plan.config.non_silent else None,  # trials print to the same terminal
+        )
+        self._loggers = LoggerGroup([self._console])
+        self.say = self._loggers.message
         """Prints a line for the user; a study outlives its terminal."""
         self.study: optuna.Study
 
@@ -115,6 +138,7 @@ class StudySearch:
             self._beat()
         for slot in self._slots():
             self._owned(slot, self._give_up)
+        self._loggers.close()  # no bar while the study is drawn
         return self.study
 
     def _slots(self) -> list[_TrialSlot]:
@@ -123,12 +147,13 @@ class StudySearch:
         return [slot for group in groups for slot in group]
 
     def _tick(self) -> None:
-        """Show on a terminal which trials run."""
-        groups = [list(group.trials.values()) for group in self._running.values()]
-        running = ", ".join(str(slot.trial.number) for group in groups for slot in group)
-        if running != self._shown and not self.plan.run.get("quiet"):
-            console.wait(f"Running: trial {running}", line=False)
-        self._shown = running
+        """Show on a terminal how far the study is."""
+        running = [str(slot.trial.number) for slot in self._slots()]
+        over = len(self._steps) - len(running)
+        self._console.text = f"{over} of {self.plan.config.n_trials} trials  best {self._best}"
+        if running:
+            self._console.text += f"  running: trial {', '.join(running)}"
+        self._loggers.record(Record(sum(self._steps.values()), time.monotonic() - self._begun, {}))
 
     def _process(self) -> TrialProcess:
         silent = not self.plan.config.non_silent
@@ -217,6 +242,7 @@ class StudySearch:
         self._left -= 1
         trial = self.study.ask()
         _mark_alive(trial)  # first: whatever kills this process from here on, others take the trial for dead
+        self._steps[trial.number] = 0
         self.study.sampler = self._sampler(trial.number)
         hyper, run = self.plan.settings(suggest(trial, self.plan.ranges))
         seed = run.get("seed")
@@ -274,6 +300,7 @@ class StudySearch:
 
     def _report(self, slot: _TrialSlot, message: Mapping[str, Any]) -> bool:
         """Report a score; return whether the trial is to be pruned."""
+        self._steps[slot.trial.number] = min(message["step"], self.plan.config.trial_steps)
         if not math.isfinite(message["value"]):
             return False
         slot.trial.report(message["value"], message["step"])
@@ -293,6 +320,8 @@ class StudySearch:
         else:
             self.study.tell(trial, message["value"], skip_if_finished=True)
         self.counts["pruned" if pruned else "complete"] += 1
+        if best := studies.best(self.study):
+            self._best = f"{best.value:.2f} (trial {best.number})"
         self._drop(slot)
         how = f"pruned at step {message['step']} with" if pruned else "mean return"
         self.say(
@@ -325,6 +354,7 @@ class StudySearch:
         self._drop(slot)
 
     def _drop(self, slot: _TrialSlot) -> None:
+        self._steps[slot.trial.number] = self.plan.config.trial_steps
         self._waiting = [rest for group in self._waiting if (rest := [x for x in group if x is not slot])]
         for _, trials in self._running.values():
             for index in [index for index, each in trials.items() if each is slot]:
@@ -348,6 +378,7 @@ class StudySearch:
 
     def close(self) -> None:
         """End what still runs."""
+        self._loggers.close()
         for group in self._running.values():
             group.process.close()
         if self._spare is not None:
