@@ -270,7 +270,7 @@ def test_images_of_an_id_are_made_smaller():
         (
             {"gray": True},
             lambda: NativeEnvironment(None),
-            "are for one environment of Gymnasium. Received: Single",
+            "are for one environment of Gymnasium. Received: Native",
         ),
     ],
 )

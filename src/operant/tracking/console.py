@@ -52,10 +52,15 @@ class OutputStream:
         getattr(self._stream, "flush", str)()
 
 
+def tell(text: object) -> None:
+    """Print what a command was asked for, in the place of what `wait` shows; it fails as `print` does."""
+    print(text, file=OutputStream(sys.stdout), flush=True)
+
+
 def say(text: str) -> None:
     """Print a line on standard output, if that takes it: no result depends on it."""
     with contextlib.suppress(Exception):
-        print(text, file=OutputStream(sys.stdout), flush=True)
+        tell(text)
 
 
 class Ticker:
