@@ -202,7 +202,7 @@ def options(**values):
 
 
 COUNT = int(os.environ.get("OPERANT_TEST_PROCESSES", "12"))
-"""Processes that start at once. Each takes some 0.4 GB."""
+"""Processes that start at once. Each takes some 0.2 GB."""
 TRAIN = "train a2c --env CartPole-v1 --n-envs 2 --seed 3 --max-steps 128 --n-steps 32 --quiet --run-dir"
 
 
