@@ -19,7 +19,7 @@ from operant.envs.gymnasium.games import Games, whole_games
 from operant.envs.gymnasium.preprocessing import PreprocessingOptions, PreprocessingWrapper, read
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv, VectorStep
-from operant.envs.vector.batched import SingleEnv
+from operant.envs.vector.batched import NativeEnvironment
 from operant.errors import SpecError, UsageError
 from operant.execution.play import PlayConfig
 from operant.execution.play import environment as play_environment
@@ -239,7 +239,7 @@ def test_grey_stacks_are_stored_once_where_no_other_part_looks_like_one():
     assert [leaf.frames for leaf in two.spaces.states.components.values()] == [1, 1]  # numbers: (3, 2)
 
 
-def test_images_of_functions_and_ids_are_made_smaller_also_in_workers():
+def test_images_of_a_function_are_made_smaller_also_in_workers():
     asked = {"resize": 2, "gray": True, "frame_skip": 3}
     with (
         create.create(Seen, 2, images=asked) as env,
@@ -251,6 +251,10 @@ def test_images_of_functions_and_ids_are_made_smaller_also_in_workers():
         stepped, elsewhere = (each.step({"action": np.zeros(2, np.int32)}) for each in (env, far))
         np.testing.assert_array_equal(stepped.observation["screen"], elsewhere.observation["screen"])
         assert stepped.reward.tolist() == [3.0, 3.0]
+
+
+def test_images_of_an_id_are_made_smaller():
+    pytest.importorskip("Box2D", reason="CarRacing is of the extra box2d")
     (one,) = create_envs("CarRacing-v3", preprocess=False, resize=(24, 32), frame_skip=5)
     assert one.observation_space.shape == (24, 32, 3) and one.spec.max_episode_steps == 200
 
@@ -263,11 +267,15 @@ def test_images_of_functions_and_ids_are_made_smaller_also_in_workers():
         ({"gray": True}, "CartPole-v1", "gray and frame_stack are for images.*CartPole-v1 shows Box"),
         ({"preprocess": True}, Seen(), "preprocess: for an id, a class or a function, which 'Seen' is not"),
         ({"gray": True}, Seen(), r"gray: for an id.*create_envs\(name, n, resize=84\)"),
-        ({"gray": True}, lambda: SingleEnv(None), "are for one environment of Gymnasium. Received: Single"),
+        (
+            {"gray": True},
+            lambda: NativeEnvironment(None),
+            "are for one environment of Gymnasium. Received: Native",
+        ),
     ],
 )
 def test_what_has_no_images_is_told(asked, environment, message, monkeypatch):
-    monkeypatch.setattr(SingleEnv, "__init__", lambda self, vector: None)
+    monkeypatch.setattr(NativeEnvironment, "__init__", lambda self, vector: None)
     with pytest.raises((SpecError, UsageError), match=message):
         create.create(environment, images=asked)
 

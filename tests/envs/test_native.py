@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operant.envs.environment import Environment
 from operant.envs.native import native_env, native_vector
 from operant.envs.native.classic import CartPole, Pendulum
 from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
 from operant.envs.native.native_vector import NativeVector
-from operant.envs.vector.batched import SingleEnv, from_native
+from operant.envs.vector.batched import NativeEnvironment, from_native
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.spec.random_streams import Purpose
 from operant.spec.spaces import Spaces
@@ -292,10 +293,43 @@ def test_protocol():
     assert hash(TimeLimit(CartPole(), 5)) == hash(TimeLimit(CartPole(), 5))
 
 
+def test_episodes_side_by_side_are_those_of_a_vector_until_each_ends():
+    env = Environment.create("jax:CartPole-v1", max_episode_timesteps=20)
+    vector = from_native(CartPole(), 5, "CartPole")
+    env.reset(seed=7)  # alone first: how many there are is set by each reset
+    parallel, states = env.reset(num_parallel=5, seed=3)
+    np.testing.assert_array_equal(states, vector.reset(3)["state"])
+    ended = []
+    for t in range(20):
+        pushes = np.array([t % 2, 1, t % 2, 0, t % 2])  # alternating ones balance, others fall
+        step = vector.step({"action": pushes})
+        left, states, terminal, reward = env.execute(pushes[parallel])
+        assert terminal.tolist() == [2 if t == 19 else int(step.terminated[i]) for i in parallel]
+        assert reward.tolist() == [1.0] * len(parallel)
+        # Those that go on, as they stand; at the limit the last ones, whose value counts.
+        known = parallel if t == 19 else left
+        np.testing.assert_array_equal(states, step.observation["state"][known])
+        ended += [(t, i) for i, end in zip(parallel.tolist(), terminal, strict=True) if end]
+        parallel = left
+    assert [i for _, i in ended] == [1, 3, 0, 2, 4] or [i for _, i in ended] == [3, 1, 0, 2, 4]
+    assert ended[1][0] < 15 and not len(parallel)
+    _, first = env.reset(num_parallel=2)
+    alone = env.reset()
+    assert len({x.tobytes() for x in (first[0], first[1], alone, env.reset())}) == 4
+    env.reset(num_parallel=3)
+    with pytest.raises(SpaceError, match=r"[Rr]eceived.*\(2,\)"):
+        env.execute([0, 1])
+    with pytest.raises(SpecError, match="num_parallel must be a whole number of at least 1. Received: "):
+        env.reset(num_parallel=0)
+
+
 def test_one_by_itself_has_the_episodes_of_a_vector_of_one():
-    single, vector = SingleEnv(from_native(CartPole(), 1, "CartPole")), from_native(CartPole(), 1, "CartPole")
+    single, vector = (
+        NativeEnvironment(from_native(CartPole(), 1, "CartPole")),
+        from_native(CartPole(), 1, "CartPole"),
+    )
     push = {"action": np.ones(1, np.int64)}
-    first = [single.reset(3)]
+    first = [single.reset(seed=3)]
     np.testing.assert_array_equal(first[0], vector.reset(3)["state"][0])
     for _ in range(2):
         terminal = 0

@@ -742,6 +742,7 @@ def test_environment_create_serves(tmp_path):
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
+    assert process.stdout.readline() == "Starting CartPole-v1 ...\n"  # at once
     told = process.stdout.readline()
     port = int(
         re.fullmatch(

@@ -983,3 +983,27 @@ def test_another_state_brings_its_own_randomness():
     one.engine.put(other.engine.train)
     again = [one.engine.noise(3), one.engine._keys.at(one.engine.train.key, 1)]
     jax.tree.map(np.testing.assert_array_equal, again, drawn[1])
+
+
+def test_an_agent_learns_from_episodes_side_by_side():
+    """The loop of programs for Tensorforce, word for word."""
+    environment = Environment.create("jax:CartPole-v1", max_episode_timesteps=30)
+    agent = Agent.create(
+        agent="a2c",
+        environment=environment,
+        parallel_interactions=4,
+        n_steps=8,
+        model=[{"type": "dense", "size": 4}],
+        seed=0,
+    )
+    steps = updates = 0
+    for _ in range(2):
+        parallel, states = environment.reset(num_parallel=4)
+        while len(parallel) > 0:
+            actions = agent.act(states=states, parallel=parallel)
+            next_parallel, states, terminal, reward = environment.execute(actions=actions)
+            updates += agent.observe(terminal=terminal, reward=reward, parallel=parallel)
+            steps += len(parallel)
+            parallel = next_parallel
+    assert (agent.timesteps, agent.episodes, agent.updates) == (steps, 8, updates) and updates > 1
+    agent.close()

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from operant.errors import SpecError
 from operant.execution.runner.bar import Bar
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record
 from operant.tracking.console import Ticker, say, wait
@@ -80,13 +79,6 @@ def test_precision():
         "mean return: -0.1235, best mean return: 0.0"
         in lines(record(1, 1, 1, -0.12345, 0), display_precision=4)[-1]
     )
-
-
-def test_log_frequency_counts_episodes():
-    shown = lines(*(record(i, i, games=i, mean=1, best=1) for i in range(1, 10)), log_frequency=4)
-    assert [re.search(r"episodes: (\d+)", line)[1] for line in shown[1:]] == ["4", "8"]
-    with pytest.raises(SpecError, match="log_frequency must be at least 1"):
-        Console(log_frequency=0)
 
 
 def test_how_a_run_ended():

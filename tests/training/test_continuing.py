@@ -108,9 +108,9 @@ def test_files_of_an_earlier_state_are_refused(monkeypatch, tmp_path):
         resumed("run", {"max_steps": 128})
     Path("run/run.json").write_text(written)
     newest = checkpoint.newest("run/checkpoints")
-    del newest.header["training"]["logged"]
+    del newest.header["training"]["draws"]
     monkeypatch.setattr(checkpoint, "newest", lambda place: newest)
-    with pytest.raises(CheckpointError, match="earlier, unreleased state of operant .'logged' is missing"):
+    with pytest.raises(CheckpointError, match="earlier, unreleased state of operant .'draws' is missing"):
         train(resumed("run", {"max_steps": 128}))
 
 

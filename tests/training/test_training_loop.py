@@ -122,12 +122,39 @@ def test_no_more_blocks_are_run_than_reach_the_last_step(clock, most, step):
 def test_speed_is_that_since_the_last_report(clock, step, elapsed):
     """In a part that goes on, too: the steps before it were not taken in its seconds."""
     made = training(clock, step=step, elapsed=elapsed, max_steps=step + 20, log_frequency=2)
-    made.progress.score.episodes = made.progress.logged = step // BLOCK_STEPS
+    made.progress.score.episodes = step // BLOCK_STEPS
     made.loop()
     records = made.loggers.records
     assert [record.step - step for record in records] == [4, 8, 12, 16, 20]
     assert [record.time - elapsed for record in records] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert [record.values["time/steps_per_second"] for record in records] == [4.0] * 5
+
+
+def test_every_nth_episode_is_reported_though_a_call_of_the_driver_ends_many(clock, monkeypatch):
+    """As it stood then, at its own step and time; what was learnt since is told with the last of a call."""
+    monkeypatch.setattr("operant.training.loop.CALL_SECONDS", 4.0)
+    made = training(clock, [float(i) for i in range(1, 21)], max_steps=40, blocks=10, log_frequency=3)
+    made.driver.metrics = lambda: {"loss/policy": 1.0}
+    made.loop()
+    records, last = made.loggers.records[:-1], made.loggers.records[-1]
+    assert max(made.driver.calls) > 3
+    assert [(r.step, r.time, r.values["episode/count"]) for r in records] == [
+        (BLOCK_STEPS * n, BLOCK_SECONDS * n, n) for n in (3, 6, 9, 12, 15, 18)
+    ]
+    assert [r.values["episode/reward_mean"] for r in records] == [n - 1.0 for n in (3, 6, 9, 12, 15, 18)]
+    assert {r.values["time/steps_per_second"] for r in records} == {BLOCK_STEPS / BLOCK_SECONDS}
+    assert (last.step, last.values["episode/count"], "loss/policy" in last.values) == (40, 20, True)
+    steps = [r.step for r in made.loggers.records if "loss/policy" in r.values]
+    assert 0 < len(steps) < len(records)
+
+
+def test_a_callback_that_ends_the_run_sees_no_later_report_of_its_call(clock, monkeypatch):
+    monkeypatch.setattr("operant.training.loop.CALL_SECONDS", 40.0)
+    made = training(clock, max_steps=400, blocks=50, log_frequency=1)
+    seen = []
+    made.on_record = lambda record: bool(seen.append(record.step)) or len(seen) < 9
+    assert made.loop().reason == "callback"
+    assert len(seen) == 9 and [r.step for r in made.loggers.records] == seen
 
 
 def test_a_part_that_goes_on_waits_for_its_first_checkpoint(clock, monkeypatch):
@@ -210,7 +237,6 @@ def test_all_of_the_progress_is_stored():
         "origin": Origin(10, 1.0, 2, 7.0),
         "evaluated": EvaluationScores(9, 1.0, 2.0, 8),
         "draws": 6,
-        "logged": 2,
     }
     vars(progress).update(told)
     progress.monitor.plateau = 4

@@ -8,6 +8,7 @@ from operant.agents.table import AGENTS
 from operant.cli import parse, tables
 from operant.errors import UsageError, quoted, suggest
 from operant.spec import presets
+from operant.tracking.console import tell, wait
 
 WHAT = {
     "agents": "algorithms",
@@ -34,17 +35,18 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"operant cannot list {what!r}.{suggest(what, WHAT)}")
     if len(rest) > 1:
         raise UsageError(f"operant list {what} takes one text at most. Received: {' '.join(rest)}.")
+    wait(f"Looking for {what}", line=False)
     if what == "runs":
         place = rest[0] if rest and Path(rest[0]).is_dir() else None
-        print(_runs(Path(place or "runs"), "" if place or not rest else rest[0]))
+        tell(_runs(Path(place or "runs"), "" if place or not rest else rest[0]))
         return 0
     header, rows = _rows(what)
     if rest:
         rows = [row for row in rows if any(rest[0].lower() in cell.lower() for cell in row)]
     if not rows:
-        print(f"No {what} match {rest[0]!r}.")
+        tell(f"No {what} match {rest[0]!r}.")
         return 0
-    print(tables.table(what, header, rows))
+    tell(tables.table(what, header, rows))
     return 0
 
 

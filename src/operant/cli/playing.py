@@ -11,7 +11,7 @@ from operant.execution.export import READ
 from operant.execution.play import PlayConfig
 from operant.spec import Config, options
 from operant.spec.run import ProcessConfig
-from operant.tracking.console import wait
+from operant.tracking.console import tell, wait
 
 POLICIES = tuple(READ.values())
 
@@ -56,12 +56,12 @@ def run(arguments: list[str]) -> int:
     if not config.quiet:
         loaded = config.run_dir or config.policy or config.weights
         if not loaded and any("lr" in options(each) for each in configs):
-            print("The policy is untrained. Give --weights, a run's folder or an exported policy.")
-        print(played)
+            tell("The policy is untrained. Give --weights, a run's folder or an exported policy.")
+        tell(played)
         for path in played.files[:3]:
-            print(f"Wrote {shown(path)}")
+            tell(f"Wrote {shown(path)}")
         if len(played.files) > 3:
-            print(f"and {len(played.files) - 3} more files")
+            tell(f"and {len(played.files) - 3} more files")
     return 0
 
 

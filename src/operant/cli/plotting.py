@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from operant.cli import parse, tables
-from operant.tracking.figures import PlotConfig
+from operant.tracking.console import tell, wait
+from operant.tracking.figures import PlotConfig, plot
 
 
 def run(arguments: list[str]) -> int:
@@ -14,9 +15,8 @@ def run(arguments: list[str]) -> int:
     values = parse.parse([PlotConfig], arguments, "plot", positional="runs")
     paths = values.pop("runs")
     config = PlotConfig.from_dict(values)
-    from operant.tracking.figures import plot
-
-    print(f"Wrote {plot(paths, config)}")
+    wait("Plotting", line=False)
+    tell(f"Wrote {plot(paths, config)}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operant.cli import parse, tables
 from operant.errors import UsageError
+from operant.tracking.console import tell, wait
 
 
 def run(arguments: list[str]) -> int:
@@ -18,5 +19,7 @@ def run(arguments: list[str]) -> int:
     paths = values.pop("runs")
     if len(paths) != 1:
         raise UsageError(f"card takes one run: operant card RUN. Received {len(paths)}.")
-    print(f"Wrote {write_card(paths[0], CardConfig.from_dict(values))}")
+    config = CardConfig.from_dict(values)
+    wait(f"Loading JAX and Keras, then playing {config.episodes} episodes")
+    tell(f"Wrote {write_card(paths[0], config)}")
     return 0

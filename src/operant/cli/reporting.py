@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operant.cli import parse, tables
+from operant.tracking.console import tell, wait
 
 
 def run(arguments: list[str]) -> int:
@@ -19,5 +20,7 @@ def run(arguments: list[str]) -> int:
         return 0
     values = parse.parse([ReportConfig], arguments, "report", positional="runs")
     paths = values.pop("runs")
-    print(f"Wrote {report(paths, ReportConfig.from_dict(values))}")
+    config = ReportConfig.from_dict(values)
+    wait("Making the report")
+    tell(f"Wrote {report(paths, config)}")
     return 0

@@ -11,7 +11,7 @@ from operant.cli import parse, tables
 from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
 from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
-from operant.tracking.console import wait
+from operant.tracking.console import tell, wait
 
 if TYPE_CHECKING:
     from operant.execution.runner.repeats import Run
@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
     finally:
         if config.path is not None and here.path is not None and runs:
             for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
-                print(f"Wrote {Path(config.path).with_name(path.name)}")
+                tell(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
 

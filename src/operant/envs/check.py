@@ -28,7 +28,7 @@ from operant.envs.validation_errors import (
     terminal_error,
 )
 from operant.envs.vector.base import Flat
-from operant.envs.vector.batched import SingleEnv, from_native
+from operant.envs.vector.batched import NativeEnvironment, from_native
 from operant.errors import EnvError, OperantError, SpaceError, UsageError, told, whole
 from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces, mask_name
@@ -234,11 +234,11 @@ class _EnvironmentTrial:
         self._env, self._report = env, report
         inner = env.environment if isinstance(env, ValidatedEnv) else env
         self.seedable = "seed" in inspect.signature(inner.reset).parameters
-        if env.num_actors() > 1 or env.is_vectorizable():
+        if env.num_actors() > 1 or (env.is_vectorizable() and not isinstance(inner, NativeEnvironment)):
             raise UsageError("check_env tries environments of one actor, run one at a time.")
         try:
             self.spaces = (
-                env.spaces if isinstance(env, ValidatedEnv | SingleEnv) else ValidatedEnv(env).spaces
+                env.spaces if isinstance(env, ValidatedEnv | NativeEnvironment) else ValidatedEnv(env).spaces
             )
             self.limit = env.max_episode_timesteps()
         except OperantError as error:
@@ -293,7 +293,7 @@ def _trial(source: EnvSpec, report: _Report) -> _Trial:
         )
     if isinstance(environment, Environment):
         return _EnvironmentTrial(environment, report)
-    return _EnvironmentTrial(SingleEnv(from_native(environment, 1, source.name)), report)
+    return _EnvironmentTrial(NativeEnvironment(from_native(environment, 1, source.name)), report)
 
 
 def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Report) -> None:

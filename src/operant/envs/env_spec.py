@@ -20,7 +20,7 @@ from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import VectorEnv
-from operant.envs.vector.batched import SingleEnv, from_native
+from operant.envs.vector.batched import NativeEnvironment, from_native
 from operant.errors import EnvError, SpecError, UsageError, told
 from operant.spec import build, import_object
 
@@ -144,7 +144,7 @@ class EnvSpec:
                 "operant.envs.vector.create.create; let a function that makes it take num_envs; or give one "
                 "environment."
             )
-        return SingleEnv(from_native(environment, 1, self.name))
+        return NativeEnvironment(from_native(environment, 1, self.name, self.max_episode_timesteps))
 
     def _unchanged(self, environment: ValidatedEnv) -> None:
         limit = self.max_episode_timesteps

@@ -198,7 +198,9 @@ class RunConfig(Config):
         "refills its memory before it learns from it",
     )
     log_frequency: int | None = option(
-        None, "Log progress every n episodes (default: about every second)", low=1
+        None,
+        "Log progress after every n-th episode, of all environments together (default: about every second)",
+        low=1,
     )
     display_precision: int = option(2, "Decimals of returns on the console", low=0, high=17)
     quiet: bool = option(False, "Print nothing")

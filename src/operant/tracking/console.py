@@ -12,7 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
-from operant.errors import value_error
 from operant.tracking.record import EpisodeRecord, Logger, Record
 
 if TYPE_CHECKING:
@@ -53,10 +52,15 @@ class OutputStream:
         getattr(self._stream, "flush", str)()
 
 
+def tell(text: object) -> None:
+    """Print what a command was asked for, in the place of what `wait` shows; it fails as `print` does."""
+    print(text, file=OutputStream(sys.stdout), flush=True)
+
+
 def say(text: str) -> None:
     """Print a line on standard output, if that takes it: no result depends on it."""
     with contextlib.suppress(Exception):
-        print(text, file=OutputStream(sys.stdout), flush=True)
+        tell(text)
 
 
 class Ticker:
@@ -122,13 +126,11 @@ class Console(Logger):
         max_steps: environment steps at which training ends, if known.
         target_reward: mean return at which training ends, if any.
         display_precision: decimals of returns.
-        log_frequency: fewest episodes between two lines; None: a line with every record.
         quiet: print nothing at all.
         live: whether to show the live display; None: if the stream is a terminal.
         start_step: environment steps of the run before this process (a resumed run).
         start_time: its seconds of training before this process.
         start_episodes: its finished episodes before this process.
-        start_logged: how many of them had finished by its last line; None: all.
         start_best: its best mean before this process; minus infinity: none.
         stream: where to print; None: standard output.
     """
@@ -139,28 +141,22 @@ class Console(Logger):
         max_steps: int | None = None,
         target_reward: float | None = None,
         display_precision: int = 2,
-        log_frequency: int | None = None,
         quiet: bool = False,
         live: bool | None = None,
         start_step: int = 0,
         start_time: float = 0.0,
         start_episodes: int = 0,
-        start_logged: int | None = None,
         start_best: float = -math.inf,
         stream: TextIO | None = None,
     ) -> None:
-        if log_frequency is not None and log_frequency < 1:
-            raise value_error("log_frequency", "at least 1, or None", log_frequency)
         self.precision = display_precision
-        self.log_frequency = log_frequency
         self.quiet = quiet
         self._episodes = start_episodes
         self._stream = OutputStream(sys.stdout if stream is None else stream)
         self._notebook = stream is None and type(sys.stdout).__module__.startswith("ipykernel.")
         self._lines = not (self._stream.isatty() or self._notebook if live is None else live)
         self._best: float | None = start_best if math.isfinite(start_best) else None
-        logged = start_episodes if start_logged is None else start_logged
-        self._logged = (start_step, start_time, logged)  # when the speed was last taken
+        self._logged = start_step, start_time  # when the speed was last taken
         self._target = target_reward
         self._max_steps = max_steps
         self._speed = 0.0
@@ -191,17 +187,14 @@ class Console(Logger):
         if self.quiet:
             return
         values = record.values
-        self._episodes = int(values.get("episode/count", self._episodes))
+        count = int(values.get("episode/count", self._episodes))
+        self._episodes = count if self._lines else max(count, self._episodes)  # it may have seen later ones
         self._mean = values.get("episode/reward_mean", self._mean)
         self._evaluation = values.get(EVALUATION, self._evaluation)
         if not self._lines:
             self._best = values.get("episode/reward_best", self._best)
             self._show(record.step, record.time)
-        elif (
-            EVALUATION in values
-            or self.log_frequency is None
-            or self._episodes - self._logged[2] >= self.log_frequency
-        ):
+        else:
             self._log(record)
 
     def message(self, text: str) -> None:
@@ -239,10 +232,10 @@ class Console(Logger):
         )
 
     def _measure(self, step: int, seconds: float) -> None:
-        since, start, _ = self._logged
+        since, start = self._logged
         if seconds > start:
             self._speed = (step - since) / (seconds - start)
-        self._logged = (step, seconds, self._episodes)
+        self._logged = step, seconds
 
     def _show(self, step: int, seconds: float) -> None:
         if seconds - self._logged[1] >= 1.0:  # a shorter interval shows noise

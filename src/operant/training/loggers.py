@@ -71,12 +71,10 @@ def console(run: RunConfig, training: TrainingLoop) -> Console:
         max_steps=run.max_steps,
         target_reward=run.target_reward,
         display_precision=run.display_precision,
-        log_frequency=run.log_frequency,
         quiet=run.quiet,
         start_step=training.step,
         start_time=training.progress.elapsed,
         start_episodes=training.progress.score.episodes,
-        start_logged=training.progress.logged,
         start_best=training.progress.score.best,
     )
 

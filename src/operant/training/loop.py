@@ -31,7 +31,7 @@ from operant.training.evaluate import LONGEST, Evaluation
 from operant.training.progress import EvaluationScores, Progress
 
 LOG_SECONDS = 1.0
-"""Seconds between two reports, if `log_frequency` is not given."""
+"""Seconds between two reports, if `log_frequency` does not count episodes instead."""
 CALL_SECONDS = 1.0
 """How long a driver may go on before the loop looks at the clock, and whether the user has ended the run."""
 PATIENCE_SECONDS = 5.0
@@ -136,7 +136,8 @@ class TrainingLoop:
         self._warmup = driver.learner.warmup
         self._begun = self._saved = 0.0
         self._saved_step = 0
-        self._logged = 0.0, 0
+        self._logged = 0.0, 0  # seconds and steps at the last report
+        self._taken = 0.0, 0  # the same after the driver's last call
         self._earlier = 0  # blocks of earlier parts of the run
         self._collected = 0  # blocks that `blocks` has asked for
         self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
@@ -277,7 +278,7 @@ class TrainingLoop:
         """Start the clock; return the reason if there is nothing to do."""
         self._begun = self._time() - self.progress.elapsed
         self._saved, self._saved_step = self.progress.elapsed, self.step
-        self._logged = self.progress.elapsed, self.driver.step
+        self._logged = self._taken = self.progress.elapsed, self.step
         self.ended = None
         rows = int(self.driver.learnt.counters.rows)
         self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
@@ -286,8 +287,7 @@ class TrainingLoop:
         self._end_by(math.inf)
         self._pace, self._called = 1, time.perf_counter()
         if scores := self._evaluate():  # one that was interrupted
-            self.progress.logged = self.progress.score.episodes
-            self._log(scores)
+            self._log([self._record(scores)])
         return self._stop() or ("callback" if self._called_off else None)
 
     def blocks(self) -> int:
@@ -316,7 +316,7 @@ class TrainingLoop:
         self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
         self._set_pace()
-        self._account(finished)  # before an evaluation, which may fail
+        records = self._account(finished)  # before an evaluation, which may fail
         scores = self._evaluate()
         if self._left:
             reason = "interrupted" if self._ending else None
@@ -327,16 +327,13 @@ class TrainingLoop:
             reason = "max_steps"
         if reason is None and self._called_off:
             reason = "callback"
-        logged, step = self._logged
-        due, episodes = now - logged >= LOG_SECONDS, self.progress.score.episodes
-        if self.run.log_frequency is not None:
-            due = self._looks and episodes - self.progress.logged >= self.run.log_frequency
-        if due or scores:
-            self.progress.logged = episodes
+        due = self.run.log_frequency is None and now - self._logged[0] >= LOG_SECONDS
         if due or scores or reason is not None:
-            scores["time/steps_per_second"] = (self.driver.step - step) / max(now - logged, 1e-9)
-            self._logged = now, self.driver.step
-            self._log(scores)
+            if records and records[-1].step == self.step:  # this one tells it, too
+                records.pop()
+            records.append(self._record(scores))
+        if records:
+            self._log(records)
             if reason is None and self._called_off:
                 reason = "callback"
         if self._due_to_save(now) and reason is None:
@@ -462,10 +459,20 @@ class TrainingLoop:
         if self.evaluation is not None:
             self.evaluation.evaluator.env.deadline = deadline
 
-    def _account(self, finished: Sequence[EpisodeResult]) -> None:
-        episodes, score = [], self.progress.score
+    def _account(self, finished: Sequence[EpisodeResult]) -> list[Record]:
+        """Count episodes and hand them on; return the reports that are due at every n-th of them."""
+        episodes, records, score, every = (
+            list[EpisodeRecord](),
+            [],
+            self.progress.score,
+            self.run.log_frequency,
+        )
+        (begun, first), elapsed = self._taken, self.progress.elapsed
+        self._taken = elapsed, self.step
+        pace = (elapsed - begun) / max(1, self.step - first)
         for ended in finished:
-            step, seconds = ended.step + self.progress.origin.step, self.progress.elapsed
+            step = ended.step + self.progress.origin.step
+            seconds = min(begun + pace * (step - first), elapsed)  # as if all steps of the call took as long
             mean = best = math.nan
             if ended.step <= self._warmup:
                 score.count()
@@ -474,6 +481,8 @@ class TrainingLoop:
                 self.progress.monitor.check(step, score)
             episode = ended.reward, ended.length, ended.actor
             episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
+            if every is not None and (score.episodes - self.progress.origin.episodes) % every == 0:
+                records.append(Record(step, seconds, self._episode_scores()))
         if episodes:
             self.loggers.episodes(episodes)
         if self.on_episode is not None:
@@ -485,27 +494,42 @@ class TrainingLoop:
                 f"No episode has ended yet, after {self.driver.step:,} steps: there is no mean return. If "
                 "episodes should be shorter, set a time limit (max_episode_timesteps)"
             )
+        return records
 
-    def _log(self, scores: dict[str, float]) -> None:
-        """Report evaluations' scores, metrics and last episodes: to the callback, then to the loggers."""
-        record = self._record(scores)
+    def _log(self, records: Sequence[Record]) -> None:
+        """Report to the callback, then to the loggers; the last record tells what was learnt since.
+
+        Where the callback ends the run, the records after that one are left out.
+        """
+        records[-1].values.update(self._metrics())
         if self.progress.score.improved() and self.evaluation is None:
             with self._meanwhile("No weights of the best mean return"):
                 self._keep_best()
-        try:
-            if self.on_record is not None:
-                changed = record._replace(values=dict(record.values))
-                self._called_off = self.on_record(changed) is False
-                record = changed._replace(values=numbers(changed.values))
-        finally:  # without what the callback added, if it fails
-            self.loggers.record(record)
+        for record in records:
+            seconds, step = self._logged
+            self._logged = record.time, record.step
+            if record.step > step:
+                speed = (record.step - step) / max(record.time - seconds, 1e-9)
+                record.values["time/steps_per_second"] = speed
+            try:
+                if self.on_record is not None:
+                    changed = record._replace(values=dict(record.values))
+                    self._called_off = self.on_record(changed) is False
+                    record = changed._replace(values=numbers(changed.values))
+                    if self._called_off:
+                        break
+            finally:  # without what the callback added, if it fails
+                self.loggers.record(record)
 
     def _report_rest(self) -> None:
-        if self.driver.step > self._logged[1]:
-            self.loggers.record(self._record({}))
+        if self.step > self._logged[1]:
+            self.loggers.record(self._record(self._metrics()))
 
-    def _record(self, scores: dict[str, float]) -> Record:
-        values = {**scores, **self.driver.metrics()}
+    def _record(self, values: dict[str, float]) -> Record:
+        return Record(self.step, self.progress.elapsed, {**values, **self._episode_scores()})
+
+    def _metrics(self) -> dict[str, float]:
+        values = self.driver.metrics()
         skipped = int(values.get("update/skipped", 0.0))
         self.progress.skipped += skipped
         if skipped and self.progress.skipped == skipped:  # the first ones; at the end all are told
@@ -515,7 +539,10 @@ class TrainingLoop:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        score = self.progress.score
+        return values
+
+    def _episode_scores(self) -> dict[str, float]:
+        values, score = dict[str, float](), self.progress.score
         if score.episodes:
             values["episode/count"] = float(score.episodes)
         if score.rewards:
@@ -526,7 +553,7 @@ class TrainingLoop:
             values["episode/reward_best"] = score.best
             for name, value in info_means(score.infos).items():
                 values[f"episode/{name}"] = value
-        return Record(self.step, self.progress.elapsed, values)
+        return values
 
     def _watch(self) -> str | None:
         """Lower the learning rate on plateaus, or stop, only where a run in one part would."""

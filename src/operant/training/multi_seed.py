@@ -187,6 +187,7 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
 def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: LoggerGroup) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     began = logged = time.perf_counter()
+    every, told = trainings[0].run.log_frequency, 0
 
     def ended(i: int, outcome: Outcome) -> None:
         outcomes[i] = outcome
@@ -196,10 +197,11 @@ def _loop(runner: MultiSeedRunner, trainings: Sequence[TrainingLoop], display: L
         raise EnvError(f"Seed {trainings[i].run.seed}: {fault}")
 
     def show() -> None:
-        nonlocal logged
+        nonlocal logged, told
         now = time.perf_counter()
-        if now - logged >= LOG_SECONDS:
-            logged = now
+        episodes = sum(training.progress.score.episodes for training in trainings)
+        if now - logged >= LOG_SECONDS if every is None else episodes // every > told:
+            logged, told = now, episodes // (every or 1)
             display.record(_summary(trainings, outcomes, now - began))
 
     try:

@@ -44,8 +44,6 @@ class Progress:
         self.evaluated = EvaluationScores()
         self.draws = 0
         """Calls so far that drew actions outside of training; each call draws different ones."""
-        self.logged = 0
-        """Episodes at the last report from which `log_frequency` counts."""
         self.monitored: str | None = None
         """Id of the Weights & Biases run that is written to. Not stored: a copy is a run of its own."""
 
@@ -57,7 +55,6 @@ class Progress:
         self.origin, self.elapsed = origin, origin.time
         best = -math.inf if origin.best_reward is None else origin.best_reward
         self.score.go_on(origin.episodes, best)
-        self.logged = origin.episodes
         self.monitor.episodes = origin.episodes
         self.evaluated = EvaluationScores(origin.step)
 
@@ -71,7 +68,6 @@ class Progress:
             "origin": self.origin._asdict(),
             "evaluated": self.evaluated._asdict(),
             "draws": self.draws,
-            "logged": self.logged,
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -87,7 +83,6 @@ class Progress:
         self.evaluated = EvaluationScores(**data["evaluated"])
         self.draws = data["draws"]
         self.score.restore(data["score"])
-        self.logged = data["logged"]
         self.monitor.restore(data["monitor"])
 
 

@@ -80,6 +80,11 @@ class NativeVector(VectorEnv):
         )
         return step
 
+    def of_size(self, num_envs: int) -> NativeVector:
+        """Return a vector of another size, whose streams begin with the key of the next one here."""
+        key = self._key if self._actors is None else jax.random.fold_in(self._key, _NEXT_RUN)
+        return NativeVector(self.env, num_envs, self.name, key)
+
     def close(self) -> None:
         """Forget the environments' states."""
         self._is_open = False

@@ -10,8 +10,9 @@ from operant.envs.connection import Answer, Connection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import SpacesEnv
 from operant.envs.remote import read_ports
+from operant.envs.remote.serve import greeting
 from operant.errors import UsageError
-from operant.tracking.console import say
+from operant.tracking.console import say, wait
 
 
 class RemoteEnv(SpacesEnv):
@@ -72,7 +73,8 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
     ports = [PORT] if port is None else read_ports(port)
     sessions = None if threading.current_thread() is threading.main_thread() else 1
     host = "127.0.0.1" if host is None else host
+    wait(f"Starting {source.name}")
     with Server(source, host, ports, token=read_token(), sessions=sessions) as server:
-        say(f"Serving {server}")
+        say(greeting(server))
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()

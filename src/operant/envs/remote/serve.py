@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from operant.errors import SpecError
 from operant.spec import Config, option
-from operant.tracking.console import say
+from operant.tracking.console import say, wait
 
 if TYPE_CHECKING:
     from operant.envs.remote.server import Server
@@ -93,15 +93,25 @@ def start(config: ServeConfig) -> Server:
     )
 
 
+def greeting(server: Server) -> str:
+    """Return what a server says when it listens: what it serves where, how to use it and how to end it."""
+    client = f"Environment.create(remote='socket-client', host={server.host!r}, port={server.ports[0]})"
+    main = threading.current_thread() is threading.main_thread()
+    end = "Ctrl-C ends it" if main else "it ends when its client leaves"
+    return f"Serving {server}\nUse it by {client}; {end}"
+
+
 def serve(config: ServeConfig) -> None:
     """Serve until interrupted, terminated, or left by `sessions` clients; OperantError: see `start`."""
     before: Any = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if not config.quiet:
+            wait(f"Starting {config.environment if config.level is None else config.level}")
         with start(config) as server:
             if not config.quiet:
-                say(f"Serving {server}")
+                say(greeting(server))
             server.wait()
     except KeyboardInterrupt:
         pass

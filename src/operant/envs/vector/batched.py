@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import vdot
@@ -22,8 +22,11 @@ from operant.envs.validation_errors import (
     flag_error,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
-from operant.errors import EnvError, SpaceError, told
+from operant.errors import EnvError, SpaceError, told, whole
 from operant.spec.spaces import Codec, from_gymnasium
+
+if TYPE_CHECKING:
+    from operant.envs.native.native_vector import NativeVector
 
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 
@@ -156,7 +159,7 @@ class GymnasiumVector(VectorEnv):
         return flat
 
 
-def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> VectorEnv:
+def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
 
     Raises:
@@ -172,42 +175,75 @@ def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) ->
     return NativeVector(env, num_envs, name)
 
 
-class SingleEnv(SpacesEnv):
-    """A vector of one as `Environment`."""
+class NativeEnvironment(SpacesEnv):
+    """A JAX-native environment as `Environment`: one episode, or `num_parallel` side by side.
 
-    def __init__(self, vector: VectorEnv) -> None:
+    Args:
+        vector: the environment, any number of times: every `reset` sets how many run.
+    """
+
+    def __init__(self, vector: NativeVector) -> None:
         self.vector = vector
         self.spaces = vector.spaces
-        self._actions: Flat = {
-            name: np.zeros((1, *leaf.shape), leaf.storage)
-            for name, leaf in vector.spaces.actions.components.items()
-        }
+        self._acting: np.ndarray | None = None
+        """Indices of the episodes that go on, side by side; None: there is one."""
         self._ended = False
 
     def max_episode_timesteps(self) -> int | None:
         """Return the vector's time limit."""
         return self.vector.max_episode_timesteps
 
-    def reset(self, seed: int | None = None) -> Any:
-        """Begin an episode."""
-        if self._ended and seed is None:  # the next step resets, whatever the action
-            observation = self.vector.step(self._actions).observation
+    def is_vectorizable(self) -> bool:
+        """Tell that `reset` takes `num_parallel`."""
+        return True
+
+    def reset(self, num_parallel: int | None = None, seed: int | None = None) -> Any:
+        """Begin an episode, or `num_parallel` of them."""
+        count = 1 if num_parallel is None else whole("num_parallel", num_parallel)
+        goes_on = self._acting is None and num_parallel is None and self._ended and seed is None
+        if goes_on:  # the next step resets, whatever the action
+            observation = self._step(None).observation
         else:
+            if count != self.vector.num_envs:
+                self.vector = self.vector.of_size(count)
             observation = self.vector.reset(seed)
         self._ended = False
-        return self._row(observation)
+        self._acting = None if num_parallel is None else np.arange(count)
+        if self._acting is None:
+            return self._row(observation, 0)
+        return self._acting, self._row(observation, self._acting)
 
-    def execute(self, actions: Any) -> tuple[Any, int, float]:
-        """Take actions; a truncation is terminal 2."""
-        flat = self.spaces.actions.clip(self.spaces.actions.flatten(actions))
-        observation, reward, terminated, truncated = self.vector.step({k: v[None] for k, v in flat.items()})
-        terminal = 1 if terminated[0] else 2 if truncated[0] else 0
-        self._ended = terminal != 0
-        return self._row(observation), terminal, float(reward[0])
+    def execute(self, actions: Any) -> tuple[Any, ...]:
+        """Take actions; a truncation is terminal 2.
+
+        Of episodes side by side only those that go on act. As all began together, a time limit cuts all that
+        are left: then the states are the last ones of those that acted, and otherwise of those that go on.
+        """
+        acting = self._acting
+        shape = () if acting is None else acting.shape
+        step = self._step(self.spaces.actions.clip(self.spaces.actions.check(actions, shape, values=False)))
+        terminals = np.where(step.terminated, 1, np.where(step.truncated, 2, 0))
+        if acting is None:
+            self._ended = bool(terminals[0])
+            return self._row(step.observation, 0), int(terminals[0]), float(step.reward[0])
+        terminals, left = terminals[acting], acting[terminals[acting] == 0]
+        self._acting = left
+        states = self._row(step.observation, left if len(left) else acting)
+        return left, states, terminals, step.reward[acting]
 
     def close(self) -> None:
         """Close the vector."""
         self.vector.close()
 
-    def _row(self, observation: Flat) -> Any:
-        return self.spaces.unflatten({name: value[0] for name, value in observation.items()})
+    def _step(self, actions: Flat | None) -> VectorStep:
+        """Step all: with actions for those that act, and any for those whose episode is over."""
+        every = {
+            name: np.zeros((self.vector.num_envs, *leaf.shape), leaf.storage)
+            for name, leaf in self.spaces.actions.components.items()
+        }
+        for name, value in (actions or {}).items():
+            every[name][... if self._acting is None else self._acting] = value
+        return self.vector.step(every)
+
+    def _row(self, observation: Flat, index: Any) -> Any:
+        return self.spaces.unflatten({name: value[index] for name, value in observation.items()})

@@ -329,8 +329,9 @@ class Trainer:
                 the history that `history_checkpoint` continues count.
             monitor_session: name of a Weights & Biases run to write metrics to, the same one in all calls.
             callback: called with this object and a `Record` of step, time and metrics whenever training
-                reports: about every second, or every `log_frequency` episodes, and after each evaluation.
-                Numbers that it adds to `record.values`, or changes there, are recorded with the others.
+                reports: about every second, or after every `log_frequency`-th episode, and after each
+                evaluation. Numbers that it adds to `record.values`, or changes there, are recorded with the
+                others.
                 Training ends if it returns False. A list: all are called with the same record, in order.
             callback_episode_frequency: call it after every so many episodes instead, when their rollout has
                 been learnt from. `record.values` has `episode/reward` and `episode/length`.
