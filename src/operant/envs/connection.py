@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raise_of_handler
-from operant.errors import EnvError, UsageError, told
+from operant.errors import UsageError
 from operant.spec.spaces import Spaces
 
 
@@ -80,10 +79,7 @@ class LocalConnection:
     def send_reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
         began = time.perf_counter()
-        try:
-            states, parallel = self.environment.reset(seed=seed), None
-        except SystemExit as error:
-            raise self._exit_error(error, "reset") from error
+        states, parallel = self.environment.reset(seed=seed), None
         if self.num_actors > 1:
             parallel, states = states
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
@@ -91,16 +87,9 @@ class LocalConnection:
     def send_execute(self, actions: Any) -> None:
         """Take a step."""
         began = time.perf_counter()
-        try:
-            *parallel, states, terminal, reward = self.environment.execute(actions)
-        except SystemExit as error:
-            raise self._exit_error(error, "execute") from error
+        *parallel, states, terminal, reward = self.environment.execute(actions)
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
-
-    def _exit_error(self, error: SystemExit, call: str) -> EnvError:
-        raise_of_handler(error)
-        return EnvError(f"{self.name!r} {told(error, f'in {call}')}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""
