@@ -7,7 +7,6 @@ import inspect
 import json
 import signal
 import sys
-import threading
 import types
 
 import gymnasium
@@ -714,43 +713,3 @@ def test_none_keeps_all_checkpoints(tmp_path):
     settings = {"n_steps": 8, "quiet": True, "seed": 1, "save_frequency": 8, "run_dir": tmp_path / "run"}
     operant.A2C("jax:CartPole-v1", NET, **settings, keep_checkpoints=None).fit(max_steps=40)
     assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) > 3
-
-
-def test_other_threads_have_their_turn_between_blocks(tmp_path):
-    """Updates consume the arrays that acting would read. What acts in a callback is in the right thread."""
-    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
-    trains, enough, ended = threading.Event(), threading.Event(), []
-
-    def callback(agent, record):
-        agent.act(np.zeros(4, np.float32))
-        trains.set()
-        return not enough.is_set()
-
-    def fit():
-        ended.append(agent.fit(max_steps=10**7, callback=callback))
-
-    thread = threading.Thread(target=fit)
-    thread.start()
-    try:
-        assert trains.wait(120)
-        before = agent.steps
-        for _ in range(50):
-            assert agent.act(np.zeros(4, np.float32)) in (0, 1)
-        assert len(agent.evaluate(episodes=1).rewards) == 1
-        place = agent.save(tmp_path)
-        for name, call in {
-            "fit": lambda: agent.fit(max_steps=10),
-            "load": lambda: agent.load(tmp_path),
-        }.items():
-            with pytest.raises(UsageError, match=f"{name} was called while fit trains in another thread"):
-                call()
-        assert agent.steps > before and thread.is_alive()
-    finally:
-        enough.set()
-        thread.join(60)
-    assert ended[0].reason == "callback"
-    other = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
-    other.load(place)
-    assert before <= other.steps <= agent.steps
-    other.close()
-    agent.close()
