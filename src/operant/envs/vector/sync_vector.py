@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -23,38 +23,10 @@ from operant.envs.validation_errors import (
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
-from operant.spec.spaces import Codec, Spaces
+from operant.spec.spaces import Codec
 
 _STATISTICS = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 """Attributes by which wrappers that normalise are known, and the options of agents that do the same."""
-
-
-class SubEnv(Protocol):
-    """One environment of a loop, answering in flat components."""
-
-    spaces: Spaces
-    codec: Codec | None
-    """See `VectorEnv.codec`."""
-    limit: int | None
-    """Steps after which the loop cuts an episode."""
-    lost: bool
-    """Whether the environment was lost before it answered the last action; see `VectorEnv.lost`."""
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """The info of its last step."""
-
-    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
-        """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
-
-    def reset(self, seed: int | None) -> Flat:
-        """Begin an episode."""
-
-    def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        """Take an action: observation, reward, terminated, truncated."""
-
-    def close(self) -> None:
-        """Close the environment."""
 
 
 class EnvironmentSubEnv:
@@ -106,6 +78,10 @@ class EnvironmentSubEnv:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+SubEnv: TypeAlias = EnvironmentSubEnv | adapter.GymnasiumSubEnv
+"""One environment of a loop, answering in flat components."""
 
 
 def make_sub_env(source: EnvSpec) -> SubEnv:

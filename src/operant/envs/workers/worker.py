@@ -15,9 +15,9 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,26 +27,9 @@ from operant.envs.validation_errors import ObservationValidator
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import OperantError, shortened, text_of
-from operant.spec.spaces import Spaces
 
 ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it is killed."""
-
-
-class WorkerTask(Protocol):
-    """What a worker does with its environments."""
-
-    spaces: Spaces
-    info_keywords: Sequence[str]
-
-    def describe(self) -> Any:
-        """Return what the parent must know of the environments, as plain data."""
-
-    def answer(self, message: bytes, memory: SharedArrays) -> None:
-        """Do what a message says; write the result to the memory."""
-
-    def close(self) -> None:
-        """Close the environments."""
 
 
 class VectorTask:
@@ -156,10 +139,8 @@ class EnvironmentTask:
             array[:n] = self._env.flat[name]
 
 
-_TASKS: dict[str, Callable[[Mapping[str, Any]], WorkerTask]] = {
-    "vector": VectorTask,
-    "environment": EnvironmentTask,
-}
+WorkerTask: TypeAlias = VectorTask | EnvironmentTask
+_TASKS: dict[str, type[WorkerTask]] = {"vector": VectorTask, "environment": EnvironmentTask}
 
 
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
