@@ -155,10 +155,6 @@ def outliving(what: str, about: str | None = None) -> Iterator[None]:
     There is at most one a minute; work goes on, and it is tried again at its next turn. What still cannot be
     written at the end is to be written outside of this, so that it is an error. A file that is not ours where
     it would be written is a warning, too, and stays.
-
-    Args:
-        what: what is missing as a result, for the warning.
-        about: what the warning is about, of which there is one a minute; None: `what`.
     """
     try:
         yield

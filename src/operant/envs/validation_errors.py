@@ -45,13 +45,7 @@ class _HangError(Exception):
 
 
 def space_errors(space: Any, value: Any, name: str = "observation") -> Iterator[str]:
-    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds.
-
-    Args:
-        space: the Gymnasium space.
-        value: one member, without a batch axis.
-        name: of the value, for messages.
-    """
+    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):

@@ -28,12 +28,7 @@ Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
 
 class Evaluator:
-    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm.
-
-    Args:
-        learner: the algorithm.
-        env: environments with its spaces.
-    """
+    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm."""
 
     def __init__(self, learner: Learner, env: VectorEnv) -> None:
         self.env = env
@@ -54,21 +49,7 @@ class Evaluator:
         max_steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[EpisodeResult]:
-        """Run episodes and return them in the order in which they ended; see `run_episodes`.
-
-        Args:
-            train: the algorithm's state.
-            episodes: how many.
-            seed: root of the environments' seeds and of exploration.
-            explore: draw actions as in training; otherwise take the best.
-            max_steps: environment steps after which no more are taken; episodes that are open then do not
-                count.
-            stop: looked at before each step; True: no more are taken.
-
-        Raises:
-            SpecError: `episodes` is below 1.
-            EnvError: an environment failed.
-        """
+        """Run episodes, exploring as in training or by the best actions; for the others see `run_episodes`."""
         key, acting = jax.random.key(seed), self._acting(train)
         self._noise.clear()
 

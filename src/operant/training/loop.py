@@ -78,11 +78,6 @@ class TrainingLoop:
     """One training run: an algorithm, the driver that collects and learns, and where records go.
 
     Args:
-        definition: algorithm and options.
-        driver: what collects and learns.
-        run: options of the run.
-        specification: the agent's, for the header of checkpoints.
-        loggers: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
@@ -238,11 +233,6 @@ class TrainingLoop:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
         If anything fails, what was learnt before is saved, too, and then the error is raised.
-
-        Raises:
-            OperantError: an environment failed.
-            Exception: what a callback raised.
-            SystemExit: likewise, what a callback or a vector of the user's raised.
         """
         try:
             tell = None if self.run.quiet else wait

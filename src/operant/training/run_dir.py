@@ -64,12 +64,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run, and hold it. It is removed afterwards if nothing was written.
-
-    Raises:
-        SpecError: it would be inside a file.
-        UsageError: the folder in the options is not empty, or another process holds it.
-    """
+    """Choose the folder of a run, and hold it. It is removed afterwards if nothing was written."""
     while True:
         directory = new_directory(run, agent).absolute()
         with contextlib.ExitStack() as stack:

@@ -108,9 +108,6 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     """Make an environment of Gymnasium without checks, order enforcement and limit: operant has its own.
 
     Among its arguments, ``visualize=True`` stands for ``render_mode='human'``.
-
-    Raises:
-        SpecError: an argument is unknown, or a package is missing.
     """
     arguments = _arguments(spec, arguments, spec.entry_point)
     modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
@@ -148,9 +145,6 @@ def make_vector(
 
     Returns:
         The vector and its time limit, or a sentence that says why there is none.
-
-    Raises:
-        SpecError: an argument is unknown, or a package is missing.
     """
     entry = spec.vector_entry_point
     if entry is None or spec.entry_point == ATARI:  # that of Atari games preprocesses

@@ -21,12 +21,7 @@ class Service:
         self._running = 0
 
     def obey(self, kind: int, content: memoryview) -> bytes:
-        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER.
-
-        Raises:
-            WireError: the request is invalid, or may not come now.
-            EnvError: the environment failed.
-        """
+        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER."""
         acted = 0
         if kind == wire.RESET:
             self._environment.send_reset(wire.unpack_seed(content))

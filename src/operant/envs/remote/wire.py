@@ -126,11 +126,7 @@ class Frames:
         return length
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called; None if incomplete.
-
-        Raises:
-            WireError: it is too long or too short, or its tag is wrong.
-        """
+        """Return kind and content of the next frame, valid until `room` is called; None if incomplete."""
         if self._end - self._begin < 4:
             return None
         length = self._length()
@@ -150,9 +146,6 @@ class Schema:
     """What the frames of one environment hold, derived from its spaces and so equal on both sides.
 
     At most `num_actors` rows are in actions and in answers.
-
-    Raises:
-        SpecError: its frames would be too long.
     """
 
     def __init__(self, spaces: Spaces, num_actors: int) -> None:

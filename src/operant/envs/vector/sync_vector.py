@@ -118,9 +118,6 @@ class SyncVectorEnv(VectorEnv):
     """Environments stepped one after the other; for the arguments see `vector.create`.
 
     `offset` is the number of the first environment: seeds and messages count from it.
-
-    Raises:
-        UsageError: the environments' spaces differ.
     """
 
     mode = "in-process"

@@ -27,7 +27,6 @@ class EnvSlot:
     """One environment and its actors.
 
     Args:
-        connection: the environment.
         first: index, among all actors of the run, of its first one.
         trains: whether the agent learns from it.
         counts: whether its timesteps and episodes are those that the run counts.
