@@ -28,7 +28,7 @@ Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
 
 class Evaluator:
-    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm."""
+    """Runs whole episodes with an algorithm's current policy; compiles once, for all its states."""
 
     def __init__(self, learner: Learner, env: VectorEnv) -> None:
         self.env = env
@@ -49,7 +49,7 @@ class Evaluator:
         max_steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[EpisodeResult]:
-        """Run episodes, exploring as in training or by the best actions; for the others see `run_episodes`."""
+        """Run episodes, exploring as in training or by the best actions; see `run_episodes`."""
         key, acting = jax.random.key(seed), self._acting(train)
         self._noise.clear()
 

@@ -148,7 +148,7 @@ def start(
 
 
 def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str] = REMOTE) -> None:
-    """Check the arguments that say where an environment is to be; `modes` are the allowed values of `remote`."""
+    """Check the arguments that say where an environment is to be; `modes` are the values of `remote`."""
     if remote is not None and remote not in modes:
         hint = suggest(remote, modes).strip() if isinstance(remote, str) else ""
         raise value_error("remote", f"None, {', '.join(map(repr, modes))}", remote, hint)
