@@ -169,7 +169,8 @@ class ObservationValidator:
                     np.broadcast_to(low, value.shape).copy(),
                     np.broadcast_to(high, value.shape).copy(),
                 )
-        error = _masks_error(self._spaces, observation, _either(ended)) if self._spaces.masks else None
+        over = np.logical_or(*ended) if ended else None
+        error = _masks_error(self._spaces, observation, over) if self._spaces.masks else None
         if self._calls is not None and error is None:
             self._calls.discard(call)
         return error
@@ -195,10 +196,6 @@ class ObservationValidator:
             f"The {label} must be between {span[0]} and {span[1]}. Received: {received}. Widen the space, or "
             "correct the value."
         )
-
-
-def _either(flags: tuple[np.ndarray, ...]) -> np.ndarray | None:
-    return np.logical_or(*flags) if flags else None
 
 
 def state_label(spaces: Spaces, key: str) -> str:

@@ -142,13 +142,11 @@ def run(
     leave_open: bool = False,
 ) -> PlayResult:
     """Play episodes on a vector of one, closed afterwards unless `leave_open`; each `call` plays others."""
-    from operant.training.evaluate import evaluate
+    from operant.training.evaluate import Evaluator
 
     return _rendered(
-        lambda env: evaluate(
-            learner,
+        lambda env: Evaluator(learner, env).run(
             train,
-            env,
             config.episodes,
             seed=derived_seed(config.seed, Purpose.PLAY, call),
             explore=config.action_idx == 1,

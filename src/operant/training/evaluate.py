@@ -89,20 +89,6 @@ class Evaluation:
         return None
 
 
-def evaluate(
-    learner: Learner,
-    train: TrainState,
-    env: VectorEnv,
-    episodes: int,
-    *,
-    seed: int = 0,
-    explore: bool = False,
-    max_steps: int | None = None,
-) -> list[EpisodeResult]:
-    """Run episodes with an algorithm's policy once; see `Evaluator`."""
-    return Evaluator(learner, env).run(train, episodes, seed=seed, explore=explore, max_steps=max_steps)
-
-
 def run_episodes(
     choose: Choose,
     carry: Any,

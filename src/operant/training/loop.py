@@ -509,7 +509,7 @@ class TrainingLoop:
             values["episode/reward_mean"] = score.mean
             values["episode/reward_min"] = min(score.rewards)
             values["episode/reward_max"] = max(score.rewards)
-            values["episode/length_mean"] = score.mean_length
+            values["episode/length_mean"] = sum(score.lengths) / len(score.lengths)
             values["episode/reward_best"] = score.best
             for name, value in info_means(score.infos).items():
                 values[f"episode/{name}"] = value

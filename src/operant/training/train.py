@@ -134,11 +134,6 @@ def _changeable(agent: Mapping[str, Any]) -> list[str]:
     return [n for n in traced(cls) if not known[n].settled and n not in idle]
 
 
-def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
-    """Drop the weights a run began from, which may be gone, once it has a checkpoint."""
-    return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
-
-
 def finished(plan: ExperimentConfig) -> bool:
     """Return whether the run that is to be continued has already reached its limit."""
     limit = plan.run.max_steps
@@ -221,8 +216,8 @@ def _prepared(
                 stack.enter_context(held(directory))
             stack.enter_context(history_held(run.history_checkpoint))
         origin = history_origin(run) if plan.resume is None else Origin()
-        if plan.resume is not None:
-            run = _without_weights(run, directory)
+        if plan.resume is not None and checkpoint.list_checkpoints(directory / "checkpoints"):
+            run = run.replace(weights=())  # those that it began from may be gone
         with _of_record(plan):
             environments = make_environments(run)
             stack.callback(environments.close)

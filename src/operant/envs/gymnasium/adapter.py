@@ -274,10 +274,6 @@ class GymnasiumSubEnv:
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
 
-    def native_action(self, action: Flat) -> Any:
-        """Return what one environment takes."""
-        return self._codec.decode(action, False)
-
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
@@ -356,7 +352,7 @@ class GymnasiumEnv(SpacesEnv):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
-            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
+            flat, reward, terminated, truncated = self._flat.step(self.codec.decode(actions, False))
         except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
