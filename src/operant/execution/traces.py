@@ -27,7 +27,7 @@ import numpy as np
 
 from operant.checkpoint import durable
 from operant.errors import SpaceError, SpecError, value_error
-from operant.spec import Config, build, option
+from operant.spec import FolderConfig, option
 from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
@@ -204,28 +204,15 @@ def _nested(space: Space, group: str, arrays: Mapping[str, np.ndarray]) -> Any:
 # Recording
 
 
-class RecorderConfig(Config):
+class RecorderConfig(FolderConfig):
     """Options of `recorder`."""
 
-    directory: str = option("", "Folder of the trace files")
+    label = "recorder"
     frequency: int = option(1, "Episodes per file", unit="episodes", low=1)
     start: int = option(0, "Episodes to skip at the start", unit="episodes", low=0)
     max_traces: int | None = option(
         None, "Number of newest files to keep (None: all)", low=1, aliases=("max-traces",)
     )
-
-    def check(self) -> Iterator[str]:
-        """Ask for a folder."""
-        if not self.directory:
-            yield "recorder must say the directory: recorder=dict(directory='data/traces')."
-
-    @classmethod
-    def parse(cls, spec: Any) -> RecorderConfig:
-        """Read a folder's name, or a dict of options."""
-        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(options, Mapping):
-            raise value_error("recorder", "a folder or a dict with 'directory'", spec)
-        return build(cls, dict(options), "recorder")
 
 
 class Recorder:
