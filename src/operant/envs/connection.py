@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError
-from operant.spec.spaces import Spaces
 
 
 class Answer(NamedTuple):
@@ -28,38 +27,6 @@ class Answer(NamedTuple):
     lost: str = ""
     """Why the environment was replaced, if it was: the episode is over (terminal 2), and `reset` begins
     another."""
-
-
-class Connection(Protocol):
-    """An environment that may answer later. At most one request is open at a time."""
-
-    name: str
-    spaces: Spaces
-    max_episode_timesteps: int | None
-    num_actors: int
-    restarts: int
-    """How many times it was lost and replaced."""
-
-    def send_reset(self, seed: int | None = None) -> None:
-        """Ask for an episode."""
-
-    def send_execute(self, actions: Any) -> None:
-        """Ask for a step; actions as `Environment.execute` takes them."""
-
-    def ready(self, seconds: float = 0.0) -> bool:
-        """Tell whether the answer is there, after waiting for at most `seconds`."""
-
-    def receive(self) -> Answer:
-        """Return the answer to the open request; EnvError: it failed, or was lost too often."""
-
-    def forget(self) -> None:
-        """Drop a request that an interrupted call left open; the next begins an episode (see `receive`)."""
-
-    def episode_return(self) -> float | None:
-        """Return what the environment itself reports as the last episode's return, or None."""
-
-    def close(self) -> None:
-        """Close the environment; a second call does nothing."""
 
 
 class LocalConnection:
@@ -130,7 +97,7 @@ class VectorizedConnection(LocalConnection):
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
 
 
-def close_all(connections: Sequence[Connection]) -> None:
+def close_all(connections: Sequence[Any]) -> None:
     """Close all of them, even after one has failed to."""
     failure: Exception | None = None
     for connection in connections:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import Connection, LocalConnection, VectorizedConnection, close_all
+from operant.envs.connection import LocalConnection, VectorizedConnection, close_all
 from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.environment import Environment
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
+from operant.envs.remote.restarting import Connection, ConnectionLimits, RestartingConnection
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 

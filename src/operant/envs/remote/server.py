@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from operant.envs.connection import Connection, LocalConnection
+from operant.envs.connection import LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import ConnectionLimits
+from operant.envs.remote.restarting import Connection, ConnectionLimits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.workers.restarts import LostError

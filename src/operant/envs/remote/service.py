@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import traceback
 
-from operant.envs.connection import Connection
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.restarting import Connection, EnvDescription
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.workers.restarts import LostError
 from operant.errors import OperantError, shortened, text_of

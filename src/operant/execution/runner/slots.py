@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.envs.connection import Answer, Connection, VectorizedConnection
+from operant.envs.connection import Answer, VectorizedConnection
 from operant.envs.environment import rows, take
+from operant.envs.remote.restarting import Connection
 
 
 class StepResult(NamedTuple):
