@@ -284,12 +284,13 @@ def test_answers_of_the_wrong_actors():
 @given(st.integers(0, 2), st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=2))
 def test_actions_arrive_as_they_were(move, push):
     flat = SPACES.actions.check(dict(move=move, push=push))
-    back = SINGLE.unpack_actions(memoryview(SINGLE.pack_actions(flat)), 1)
+    _, content, acted = SINGLE.pack_request(flat)
+    back = SINGLE.unpack_actions(memoryview(content), acted)
     assert back["move"] == move and back["push"].tolist() == push
 
 
 def test_actions_that_are_none():
-    content = SINGLE.pack_actions(SPACES.actions.check(dict(move=0, push=[0.0, 0.0])))
+    _, content, _ = SINGLE.pack_request(SPACES.actions.check(dict(move=0, push=[0.0, 0.0])))
     with pytest.raises(WireError, match=r"12 bytes of actions instead of 24"):
         SINGLE.unpack_actions(memoryview(content), 2)
     with pytest.raises(SpaceError, match=r"action 'move' must be one of its 3 values"):
@@ -300,7 +301,7 @@ def test_actions_that_are_none():
 
 @pytest.mark.parametrize("seed", [None, 0, 7, 2**63 - 1])
 def test_seeds(seed):
-    assert wire.unpack_seed(memoryview(wire.pack_seed(seed))) == seed
+    assert wire.unpack_seed(memoryview(SINGLE.pack_request(seed)[1])) == seed
 
 
 @pytest.mark.parametrize("content", [b"", bytes(7), bytes(9), struct.pack("<q", -2)])

@@ -7,7 +7,6 @@ import inspect
 import json
 import signal
 import sys
-import threading
 import types
 
 import gymnasium

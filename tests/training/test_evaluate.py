@@ -15,10 +15,14 @@ from operant.spec.run import RunConfig
 from operant.training import evaluate as training_evaluate
 from operant.training import loop
 from operant.training.environments import host_vector
-from operant.training.evaluate import evaluate
+from operant.training.evaluate import Evaluator
 from operant.training.train import ExperimentConfig, resumed, train
 
 NET = [{"type": "dense", "size": 8}]
+
+
+def evaluate(learner, train, env, episodes, **how):
+    return Evaluator(learner, env).run(train, episodes, **how)
 
 
 class Length(gymnasium.Env):

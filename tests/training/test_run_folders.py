@@ -2,7 +2,6 @@
 
 import datetime
 import errno
-import os
 import threading
 import types
 from pathlib import Path
@@ -13,11 +12,8 @@ from tests.execution.test_agent import NET
 
 from operant import checkpoint
 from operant.checkpoint import durable
-from operant.cli import main
 from operant.errors import UsageError
 from operant.spec.run import RunConfig
-from operant.tracking.tensorboard import PREFIX
-from operant.training.loop import TrainingLoop
 from operant.training.run_dir import claimed, held, new_directory
 from operant.training.train import ExperimentConfig, resumed, train
 
@@ -74,21 +70,6 @@ def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
     assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-1", "step-2"]
     with held(tmp_path):
         pass
-
-
-def test_who_waits_for_a_folder_of_another_process_is_told(tmp_path, monkeypatch):
-    other, lock = durable.hold(tmp_path), durable.lock
-
-    def waited(descriptor, wait=False):
-        if wait:  # by now it was told
-            os.close(other)
-        return lock(descriptor, wait)
-
-    monkeypatch.setattr(durable, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(durable, "lock", waited)
-    with pytest.warns(RuntimeWarning, match="is held by another process that writes there"):
-        checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
-    assert (tmp_path / "step-1").is_dir()
 
 
 def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
@@ -149,43 +130,6 @@ def test_the_lock_of_a_process_that_died_keeps_nobody_out(tmp_path):
     lock.touch()  # it died later
     train(resumed(lock.parent, {"max_steps": 128}))
     assert not lock.exists()
-
-
-def test_a_lock_file_that_its_holder_removes_is_held_by_nobody(tmp_path, monkeypatch):
-    """Whoever opened it before would hold a file that nobody else sees."""
-    opened, removed = os.open, []
-
-    def late(path, *args):
-        descriptor = opened(path, *args)
-        if not removed:
-            removed.append(os.unlink(path))
-        return descriptor
-
-    monkeypatch.setattr(os, "open", late)
-    with held(tmp_path), pytest.raises(UsageError, match="Another process trains in"), held(tmp_path):
-        pass
-    assert removed
-
-
-@pytest.mark.parametrize("gone", [["run.json"], ["run.json", f"{PREFIX}*"]])
-def test_what_was_removed_meanwhile_is_told(gone, tmp_path, capsys, monkeypatch):
-    loop = TrainingLoop.loop
-
-    def looped(self):
-        outcome = loop(self)
-        for name in gone:
-            for path in (tmp_path / "run").glob(name):
-                path.unlink()
-        return outcome
-
-    monkeypatch.setattr(TrainingLoop, "loop", looped)
-    options = ["--env", "jax:CartPole-v1", "--n-steps", "16", "--max-steps", "40"]
-    assert main(["train", "ppo", *options, "--run-dir", str(tmp_path / "run")]) == 0
-    told = capsys.readouterr().out
-    assert (
-        f"{' and '.join(gone)} are missing in {tmp_path / 'run'}: removed meanwhile. Without run.json" in told
-    )
-    assert "Everything was written" not in told
 
 
 def test_a_full_disk_names_the_file(tmp_path):

@@ -116,11 +116,6 @@ def split(
 ) -> dict[str, np.ndarray]:
     """Find the arrays in the bytes of a file at this path: views of `data`, what `durable.read` returned.
 
-    Args:
-        path: named in errors.
-        data: what `durable.read` returned.
-        expected: dtype (a key of `DTYPES`) and shape of every array by name.
-
     Raises:
         CheckpointError: if the table is malformed or differs from what is expected.
     """

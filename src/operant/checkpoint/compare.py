@@ -28,11 +28,6 @@ def differences(first: str | Path, second: str | Path) -> list[str]:
     return lines
 
 
-def leaf_count(path: str | Path) -> int:
-    """Return how many leaves a checkpoint has."""
-    return len(read_manifest(Path(path))["leaves"])
-
-
 def _difference(one: np.ndarray, other: np.ndarray) -> list[str]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return [f"is {one.dtype}{list(one.shape)} and {other.dtype}{list(other.shape)}"]

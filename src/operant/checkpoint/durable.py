@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import secrets
 import stat
 import time
 import warnings
@@ -27,8 +26,6 @@ _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, err
 disk."""
 TEMPORARY = ".tmp-"
 """How the names of files begin that are being written: they are left behind if the process dies."""
-PATIENCE_SECONDS = 30.0
-"""How long another process may hold a folder before those who wait for it are warned."""
 WARNING_SECONDS = 60.0
 """Seconds between two warnings that the same thing cannot be written."""
 _WARNED: dict[str, float] = {}
@@ -125,10 +122,7 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
-    """Yield a temporary path that no other process uses.
-
-    The file written there is forced to the disk and replaces `final`.
-    """
+    """Yield a temporary path; the file written there is forced to the disk and replaces `final`."""
     with temporary(final) as path:
         yield path
         with open(path, "r+b") as file:
@@ -139,27 +133,12 @@ def replaced(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(final: Path) -> Iterator[Path]:
-    """Yield the path of a new file beside `final`, to be written in place; at the end it is gone.
+    """Yield the path of a file beside `final`, to be written anew; at the end it is gone.
 
-    It is locked meanwhile: those of the same suffix that are not were left by writers that died, and go.
+    What a writer left that died has the same name, and is written over.
     """
-    for left in final.parent.glob(f"{TEMPORARY}????????-*{final.suffix}"):
-        with contextlib.suppress(OSError):  # it is being written, or there are no locks
-            descriptor = hold(left)
-            try:
-                left.unlink()
-            finally:
-                os.close(descriptor)
-    held = -1
-    while held < 0:
-        path = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
-        held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        if lock(held, wait=True) and not path.exists():  # taken for a leftover before it was locked
-            os.close(held)
-            held = -1
+    path = final.with_name(f"{TEMPORARY}{final.name}")
     try:
-        if os.name != "posix":  # an open file can be neither renamed nor removed there
-            os.close(held)
         yield path
     except OSError as error:
         if error.filename is None:  # a full disk, as writing to an open file tells it
@@ -167,8 +146,6 @@ def temporary(final: Path) -> Iterator[Path]:
         raise
     finally:
         path.unlink(missing_ok=True)
-        if os.name == "posix":
-            os.close(held)
 
 
 @contextlib.contextmanager
@@ -178,10 +155,6 @@ def outliving(what: str, about: str | None = None) -> Iterator[None]:
     There is at most one a minute; work goes on, and it is tried again at its next turn. What still cannot be
     written at the end is to be written outside of this, so that it is an error. A file that is not ours where
     it would be written is a warning, too, and stays.
-
-    Args:
-        what: what is missing as a result, for the warning.
-        about: what the warning is about, of which there is one a minute; None: `what`.
     """
     try:
         yield
@@ -229,28 +202,13 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder that exists against other writers, once none is at work; long waits are warned of."""
+    """Lock a folder that exists against other writers, once none is at work."""
     if os.name != "posix":
         yield
         return
     descriptor = os.open(folder.resolve(), os.O_RDONLY)
-    until = time.monotonic() + PATIENCE_SECONDS
     try:
-        while True:
-            try:
-                lock(descriptor)
-                break
-            except BlockingIOError:
-                time.sleep(0.02)
-            if time.monotonic() >= until:
-                warnings.warn(
-                    f"{folder} is held by another process that writes there: waiting for its end. Write to "
-                    "another folder to go on at once.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-                lock(descriptor, wait=True)
-                break
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

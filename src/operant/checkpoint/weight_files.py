@@ -81,12 +81,6 @@ def unflatten(
 def write(path: Path, arrays: Mapping[str, np.ndarray], header: Any, described: str | None = None) -> Path:
     """Write a weights file, whole or not at all, and what it belongs to beside it.
 
-    Args:
-        path: where; its suffix is the format (`KINDS`), its folder is made if missing.
-        arrays: by name.
-        header: what it belongs to.
-        described: name of the file for that, without suffix; None: that of the weights.
-
     Raises:
         SpecError: the folder is a file.
     """

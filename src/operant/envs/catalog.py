@@ -68,9 +68,6 @@ def resolve(
 
     `remote` receives what a dict or file says of `remote`, `blocking`, `host` and `port`; without it these
     are refused.
-
-    Raises:
-        SpecError: the specification is not understood.
     """
     parameters = dict(arguments or {})
     options = {"max_episode_timesteps": max_episode_timesteps, "reward_shaping": reward_shaping}

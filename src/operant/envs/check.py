@@ -6,7 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -143,21 +143,6 @@ class _CheckedRow(NamedTuple):
     truncated: bool
 
 
-class _Trial(Protocol):
-    spaces: Spaces
-    limit: int | None
-    seedable: bool
-
-    def reset(self, seed: int | None) -> tuple[Any, Flat]:
-        """Return the observation that `reset` returned, as it is and flat."""
-
-    def step(self, actions: Flat) -> tuple[Any, _CheckedRow]:
-        """Return the observation that `step` returned as it is, and the whole row with a flat one."""
-
-    def close(self) -> None:
-        """Close the environment."""
-
-
 class _GymnasiumTrial:
     seedable = True
 
@@ -280,6 +265,9 @@ class _EnvironmentTrial:
 
     def close(self) -> None:
         self._env.close()
+
+
+_Trial: TypeAlias = _GymnasiumTrial | _EnvironmentTrial
 
 
 def _trial(source: EnvSpec, report: _Report) -> _Trial:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from operant.envs.validated_env import ValidatedEnv
-from operant.envs.validation_errors import raise_of_handler
-from operant.errors import EnvError, UsageError, told
-from operant.spec.spaces import Spaces
+from operant.errors import UsageError
 
 
 class Answer(NamedTuple):
@@ -31,38 +29,6 @@ class Answer(NamedTuple):
     another."""
 
 
-class Connection(Protocol):
-    """An environment that may answer later. At most one request is open at a time."""
-
-    name: str
-    spaces: Spaces
-    max_episode_timesteps: int | None
-    num_actors: int
-    restarts: int
-    """How many times it was lost and replaced."""
-
-    def send_reset(self, seed: int | None = None) -> None:
-        """Ask for an episode."""
-
-    def send_execute(self, actions: Any) -> None:
-        """Ask for a step; actions as `Environment.execute` takes them."""
-
-    def ready(self, seconds: float = 0.0) -> bool:
-        """Tell whether the answer is there, after waiting for at most `seconds`."""
-
-    def receive(self) -> Answer:
-        """Return the answer to the open request; EnvError: it failed, or was lost too often."""
-
-    def forget(self) -> None:
-        """Drop a request that an interrupted call left open; the next begins an episode (see `receive`)."""
-
-    def episode_return(self) -> float | None:
-        """Return what the environment itself reports as the last episode's return, or None."""
-
-    def close(self) -> None:
-        """Close the environment; a second call does nothing."""
-
-
 class LocalConnection:
     """An environment in this process, whose answer is always ready; `close` closes it if it is `owned`."""
 
@@ -80,10 +46,7 @@ class LocalConnection:
     def send_reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
         began = time.perf_counter()
-        try:
-            states, parallel = self.environment.reset(seed=seed), None
-        except SystemExit as error:
-            raise self._exit_error(error, "reset") from error
+        states, parallel = self.environment.reset(seed=seed), None
         if self.num_actors > 1:
             parallel, states = states
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
@@ -91,16 +54,9 @@ class LocalConnection:
     def send_execute(self, actions: Any) -> None:
         """Take a step."""
         began = time.perf_counter()
-        try:
-            *parallel, states, terminal, reward = self.environment.execute(actions)
-        except SystemExit as error:
-            raise self._exit_error(error, "execute") from error
+        *parallel, states, terminal, reward = self.environment.execute(actions)
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
-
-    def _exit_error(self, error: SystemExit, call: str) -> EnvError:
-        raise_of_handler(error)
-        return EnvError(f"{self.name!r} {told(error, f'in {call}')}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""
@@ -141,7 +97,7 @@ class VectorizedConnection(LocalConnection):
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
 
 
-def close_all(connections: Sequence[Connection]) -> None:
+def close_all(connections: Sequence[Any]) -> None:
     """Close all of them, even after one has failed to."""
     failure: Exception | None = None
     for connection in connections:

@@ -7,10 +7,8 @@ for floats a little outside their bounds, as they come from many environments: t
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -47,13 +45,7 @@ class _HangError(Exception):
 
 
 def space_errors(space: Any, value: Any, name: str = "observation") -> Iterator[str]:
-    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds.
-
-    Args:
-        space: the Gymnasium space.
-        value: one member, without a batch axis.
-        name: of the value, for messages.
-    """
+    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -177,7 +169,8 @@ class ObservationValidator:
                     np.broadcast_to(low, value.shape).copy(),
                     np.broadcast_to(high, value.shape).copy(),
                 )
-        error = _masks_error(self._spaces, observation, _either(ended)) if self._spaces.masks else None
+        over = np.logical_or(*ended) if ended else None
+        error = _masks_error(self._spaces, observation, over) if self._spaces.masks else None
         if self._calls is not None and error is None:
             self._calls.discard(call)
         return error
@@ -203,10 +196,6 @@ class ObservationValidator:
             f"The {label} must be between {span[0]} and {span[1]}. Received: {received}. Widen the space, or "
             "correct the value."
         )
-
-
-def _either(flags: tuple[np.ndarray, ...]) -> np.ndarray | None:
-    return np.logical_or(*flags) if flags else None
 
 
 def state_label(spaces: Spaces, key: str) -> str:
@@ -264,23 +253,13 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def raise_of_handler(error: BaseException) -> None:
-    """Raise a `SystemExit` of a signal handler again: it is to end the program, and no fault inside."""
-    if not isinstance(error, SystemExit):
-        return
-    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
-        raise error
-
-
 def close(environment: Any) -> None:
     """Close what somebody else wrote. That it raises or hangs is a warning: it has done its work."""
     name = type(getattr(environment, "unwrapped", environment)).__name__
     try:
         with _alarm(CLOSE_SECONDS):
             environment.close()
-    except (Exception, SystemExit) as error:
-        raise_of_handler(error)
+    except Exception as error:
         hangs = isinstance(error, _HangError)
         how = "hangs" if hangs else told(error)
         warnings.warn(f"close of {name!r} {how}; it counts as closed.", RuntimeWarning, stacklevel=3)
@@ -304,12 +283,3 @@ def _alarm(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def _code(handler: Any) -> Any:
-    """Return the code that a signal handler runs, be it a function, method, partial or callable object."""
-    if not callable(handler):  # the system's
-        return None
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -24,19 +24,6 @@ from operant.envs.gymnasium.preprocessing import PreprocessingWrapper
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep
 from operant.errors import EnvError, SpecError, UsageError, as_folder, told
-
-
-class Output(Protocol):
-    """What takes the frames of episodes."""
-
-    files: list[Path]
-    """What was written."""
-
-    def frame(self, picture: np.ndarray, number: int) -> None:
-        """Take frame `number` of the episode, uint8 `[height, width, 3]`."""
-
-    def end(self) -> None:
-        """Finish an episode."""
 
 
 class Video:
@@ -150,6 +137,10 @@ class Window:
 
     def end(self) -> None:
         """Leave the last frame standing."""
+
+
+Output: TypeAlias = Video | Pictures | Window
+"""What takes the frames of episodes, uint8 `[height, width, 3]`, and has the `files` that it wrote."""
 
 
 @contextlib.contextmanager

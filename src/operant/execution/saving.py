@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from operant import checkpoint
 from operant.checkpoint import durable
 from operant.checkpoint.weight_files import FORMATS
-from operant.errors import CheckpointError, SpecError, suggest, value_error
+from operant.errors import CheckpointError, suggest, value_error
 from operant.execution import export
-from operant.spec import Config, build, option
+from operant.spec import FolderConfig, option
 
 Format = Literal["checkpoint", "numpy", "hdf5", "safetensors"]
 """What `Agent.load` reads; `agent.save` writes policies (`operant.execution.export`), too."""
@@ -126,10 +126,10 @@ def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = Fal
     return saved
 
 
-class SaverConfig(Config):
+class SaverConfig(FolderConfig):
     """Options of `saver`."""
 
-    directory: str = option("", "Folder of the checkpoints")
+    label = "saver"
     filename: str = option("agent", "Name of the checkpoints, to which the count in the unit is added")
     frequency: int = option(10, "Interval between checkpoints, in the unit", low=1)
     unit: Unit = option(
@@ -139,19 +139,6 @@ class SaverConfig(Config):
     )
     max_checkpoints: int | None = option(10, "Number of newest checkpoints to keep (None: all)", low=1)
     load: bool = option(False, "Continue from the newest checkpoint of this name in the folder")
-
-    def check(self) -> Iterator[str]:
-        """Ask for a folder."""
-        if not self.directory:
-            yield "saver must say the directory: saver=dict(directory='data/checkpoints')."
-
-    @classmethod
-    def parse(cls, spec: Any) -> SaverConfig:
-        """Read a folder's name, or a dict of options."""
-        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(options, Mapping):
-            raise SpecError(f"saver must be a folder or a dict with 'directory'. Received: saver={spec!r}.")
-        return build(cls, dict(options), "saver")
 
 
 class Saver:

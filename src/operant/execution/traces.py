@@ -27,7 +27,7 @@ import numpy as np
 
 from operant.checkpoint import durable
 from operant.errors import SpaceError, SpecError, value_error
-from operant.spec import Config, build, option
+from operant.spec import FolderConfig, option
 from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
@@ -128,21 +128,10 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
     with _finished(folder, spaces, trace) as temporary:
-        while True:
-            path = folder / file_name(number)
-            try:
-                os.link(temporary, path)
-                return number
-            except FileExistsError:
-                number += 1
-            except OSError:  # a file system without links
-                try:
-                    path.touch(exist_ok=False)
-                except FileExistsError:
-                    number += 1
-                else:
-                    os.replace(temporary, path)
-                    return number
+        while (path := folder / file_name(number)).exists():
+            number += 1
+        os.replace(temporary, path)
+    return number
 
 
 @contextlib.contextmanager
@@ -155,7 +144,7 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     folder.mkdir(parents=True, exist_ok=True)
-    with durable.temporary(folder / "trace.tmp") as temporary:
+    with durable.temporary(folder / f"trace-{os.getpid()}.tmp") as temporary:
         with temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
@@ -215,28 +204,15 @@ def _nested(space: Space, group: str, arrays: Mapping[str, np.ndarray]) -> Any:
 # Recording
 
 
-class RecorderConfig(Config):
+class RecorderConfig(FolderConfig):
     """Options of `recorder`."""
 
-    directory: str = option("", "Folder of the trace files")
+    label = "recorder"
     frequency: int = option(1, "Episodes per file", unit="episodes", low=1)
     start: int = option(0, "Episodes to skip at the start", unit="episodes", low=0)
     max_traces: int | None = option(
         None, "Number of newest files to keep (None: all)", low=1, aliases=("max-traces",)
     )
-
-    def check(self) -> Iterator[str]:
-        """Ask for a folder."""
-        if not self.directory:
-            yield "recorder must say the directory: recorder=dict(directory='data/traces')."
-
-    @classmethod
-    def parse(cls, spec: Any) -> RecorderConfig:
-        """Read a folder's name, or a dict of options."""
-        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(options, Mapping):
-            raise value_error("recorder", "a folder or a dict with 'directory'", spec)
-        return build(cls, dict(options), "recorder")
 
 
 class Recorder:

@@ -157,12 +157,6 @@ class Cfg:
     ) -> Any:
         """Return the Keras model.
 
-        Args:
-            input_shape: shape of the input without the batch axis.
-            output_units: sizes of the outputs without `units`, in order.
-            seed: root of the seeds of all initialisers; None: Keras draws them.
-            vector_size: length of a second input that joins once the first has become a vector, too.
-
         Raises:
             SpecError: the number of sizes differs, or a layer does not fit its input.
         """

@@ -374,13 +374,13 @@ def written(network: Any) -> Any:
         return form if isinstance(form, Mapping) and form.get("type") == "auto" else network
     if isinstance(network, str) and network == "auto":
         return {"type": "auto"}
-    if isinstance(network, list | tuple) and network and all(map(_is_width, network)):
+    if (
+        isinstance(network, list | tuple)
+        and network
+        and all(isinstance(width, numbers.Real) and not isinstance(width, bool) for width in network)
+    ):
         return {"type": "auto", "size": tuple(whole("size", width) for width in network)}
     return network
-
-
-def _is_width(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def parse(network: Any) -> Parsed:

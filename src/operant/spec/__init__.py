@@ -8,6 +8,7 @@ it names.
 
 from operant.spec.config import (
     Config,
+    FolderConfig,
     Option,
     Scalar,
     Search,
@@ -38,6 +39,7 @@ __all__ = [
     "MODEL_FILES",
     "SCHEDULE_FORMS",
     "Config",
+    "FolderConfig",
     "Option",
     "Registry",
     "Scalar",

@@ -11,6 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from operant.errors import FIELD, SpecError, as_whole, suggest, value_error
@@ -156,6 +157,25 @@ class Config(metaclass=ConfigMeta):
     def from_dict(cls, data: Mapping[str, Any], label: str | None = None) -> typing.Self:
         """Build one from the data of `to_dict`, with defaults for what it lacks; messages name `label`."""
         return build(cls, dict(data), label or _label(cls))
+
+
+class FolderConfig(Config):
+    """Options of something that writes files to a folder."""
+
+    directory: str = option("", "Folder of the files")
+
+    def check(self) -> Iterator[str]:
+        """Ask for a folder."""
+        if not self.directory:
+            yield f"{_label(type(self))} must say the directory: {_label(type(self))}=dict(directory='data')."
+
+    @classmethod
+    def parse(cls, spec: Any) -> typing.Self:
+        """Read a folder's name, or a dict of options."""
+        arguments = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
+        if not isinstance(arguments, Mapping):
+            raise value_error(_label(cls), "a folder or a dict with 'directory'", spec)
+        return build(cls, dict(arguments), _label(cls))
 
 
 @functools.cache

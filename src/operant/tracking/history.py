@@ -51,9 +51,6 @@ class History(Logger):
         path: folder, named ``*.parquet``.
         resume_at_step: drop the rows of an existing history that are beyond this step, which a resumed run
             will write again; None keeps all.
-        flush_seconds: most seconds that an episode waits to be written.
-        flush_rows: most episodes that wait.
-        part_rows: episodes in a full part file.
 
     Raises:
         SpecError: for another ending, a path that is a single file, or a history of other columns.

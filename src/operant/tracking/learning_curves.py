@@ -132,10 +132,10 @@ def learning_curve(
     _check_axes(plot, benchmark, time_unit)
     if ax is None:
         ax = figure().add_subplot()
-    lines = {
-        label: [settled(history, plot, _abscissa(history, benchmark, time_unit)) for history in histories]
-        for label, histories in ((label, map(_columns, sources)) for label, sources in runs.items())
-    }
+    lines: dict[str, list[Line]] = {label: [] for label in runs}
+    for label, source in ((label, source) for label, sources in runs.items() for source in sources):
+        history = source if isinstance(source, Mapping) else read_history(source)
+        lines[label].append(settled(history, plot, _abscissa(history, benchmark, time_unit)))
     styles = {
         label: (colors[label] if colors else line_style(i)[0], "-" if colors else line_style(i)[1])
         for i, label in enumerate(runs)
@@ -227,10 +227,6 @@ def settled(history: Mapping[str, np.ndarray], plot: str, x: np.ndarray) -> tupl
     if plot in ("mean_reward", "best_reward"):
         return x[starts], y[starts + sizes - 1]
     return x[starts], np.add.reduceat(y, starts) / sizes if len(x) else y
-
-
-def _columns(source: HistorySource) -> Mapping[str, np.ndarray]:
-    return source if isinstance(source, Mapping) else read_history(source)
 
 
 def _over_seeds(label: str, lines: Sequence[Line], points: int) -> tuple[np.ndarray, np.ndarray]:

@@ -42,11 +42,6 @@ class Run(NamedTuple):
 def read(paths: Sequence[str | Path], evaluations: bool = False) -> list[Run]:
     """Read runs, each once; of several that wrote to one history, the first that is given stands for all.
 
-    Args:
-        paths: folders of runs, folders that hold runs (or else folders of several seeds each), or histories
-            (`.parquet`).
-        evaluations: read the evaluations of runs instead of their episodes.
-
     Raises:
         SpecError: there is no run, or its history cannot be read, or it was not evaluated.
     """

@@ -35,7 +35,7 @@ import numpy as np
 
 from operant.checkpoint import durable
 from operant.errors import SpecError, suggest, value_error
-from operant.spec import Config, build, option
+from operant.spec import FolderConfig, option
 from operant.tracking.tensorboard import PREFIX, EventFile
 
 METRIC_LABELS: dict[str, tuple[str, ...]] = {
@@ -60,10 +60,10 @@ EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
 """Edges of histograms' bins, as TensorFlow has them: numbers of all sizes."""
 
 
-class SummarizerConfig(Config):
+class SummarizerConfig(FolderConfig):
     """Options of `summarizer`."""
 
-    directory: str = option("", "Folder of the event files")
+    label = "summarizer"
     labels: Any = option("all", "'all', or a list of labels", aliases=("summaries",))
     frequency: int = option(100, "Timesteps between recorded values of single steps", unit="timesteps", low=1)
     custom: dict[str, Any] | None = option(
@@ -78,8 +78,7 @@ class SummarizerConfig(Config):
 
     def check(self) -> Iterator[str]:
         """Check labels and custom summaries."""
-        if not self.directory:
-            yield "summarizer must say the directory: summarizer=dict(directory='data/summaries')."
+        yield from super().check()
         labels = () if self.labels == "all" else self.labels
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             yield (
@@ -103,16 +102,6 @@ class SummarizerConfig(Config):
         if self.labels == "all":
             return frozenset(LABELS)
         return frozenset(ALIASES.get(label, label) for label in self.labels)
-
-    @classmethod
-    def parse(cls, spec: Any) -> SummarizerConfig:
-        """Read a folder's name, or a dict of options."""
-        options = {"directory": str(spec)} if isinstance(spec, str | Path) else spec
-        if not isinstance(options, Mapping):
-            raise SpecError(
-                f"summarizer must be a folder or a dict with 'directory'. Received: summarizer={spec!r}."
-            )
-        return build(cls, dict(options), "summarizer")
 
 
 class Summarizer:

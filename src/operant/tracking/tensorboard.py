@@ -61,17 +61,7 @@ class EventFile(AppendFile):
 
 
 class TensorBoard(Logger):
-    """Writes every record's scalars at their true environment step, under their names of `METRICS`.
-
-    Args:
-        directory: where the event files go; made if missing. View them with
-            ``tensorboard --logdir DIRECTORY``.
-        resume_at_step: hides what an earlier process wrote beyond this step, which a resumed run writes
-            again.
-
-    Raises:
-        OSError: the first event cannot be written.
-    """
+    """Writes every record's scalars at their true step, under their names of `METRICS`; see `EventFile`."""
 
     must_write = True
 

@@ -24,12 +24,6 @@ class WandB(Logger):
     Offline (files under `directory`, for ``wandb sync``) if ``WANDB_MODE`` says so, or if no key is known: a
     run must not wait for someone to log in.
 
-    Args:
-        session: name of the run.
-        directory: where wandb keeps its files.
-        config: options to show beside the run.
-        resume_id: id of an earlier part of the same run (see `id`).
-
     Raises:
         SpecError: the package is missing.
     """

@@ -15,9 +15,6 @@ def callbacks_of(value: Any, must: str, arguments: int | None = None) -> tuple[C
     """Return what was given as `callback`: None, a function, or several in a list.
 
     `must` says what it must be, for the message; `arguments`, how many it is called with, if that is fixed.
-
-    Raises:
-        SpecError: it is something else.
     """
     callbacks = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
     if not all(callable(each) and _takes(each, arguments) for each in callbacks):

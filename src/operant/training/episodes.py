@@ -82,11 +82,6 @@ class RollingScore:
         return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
 
     @property
-    def mean_length(self) -> float:
-        """Mean length of the last episodes; NaN before the first."""
-        return sum(self.lengths) / len(self.lengths) if self.lengths else math.nan
-
-    @property
     def full(self) -> bool:
         """Whether the window is full."""
         return len(self.rewards) == self.rewards.maxlen

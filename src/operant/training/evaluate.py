@@ -28,12 +28,7 @@ Choose: TypeAlias = Callable[[Any, Any, np.ndarray, int], tuple[Any, Any]]
 
 
 class Evaluator:
-    """Runs whole episodes with an algorithm's current policy. Compiles once, for all states of the algorithm.
-
-    Args:
-        learner: the algorithm.
-        env: environments with its spaces.
-    """
+    """Runs whole episodes with an algorithm's current policy; compiles once, for all its states."""
 
     def __init__(self, learner: Learner, env: VectorEnv) -> None:
         self.env = env
@@ -54,21 +49,7 @@ class Evaluator:
         max_steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[EpisodeResult]:
-        """Run episodes and return them in the order in which they ended; see `run_episodes`.
-
-        Args:
-            train: the algorithm's state.
-            episodes: how many.
-            seed: root of the environments' seeds and of exploration.
-            explore: draw actions as in training; otherwise take the best.
-            max_steps: environment steps after which no more are taken; episodes that are open then do not
-                count.
-            stop: looked at before each step; True: no more are taken.
-
-        Raises:
-            SpecError: `episodes` is below 1.
-            EnvError: an environment failed.
-        """
+        """Run episodes, exploring as in training or by the best actions; see `run_episodes`."""
         key, acting = jax.random.key(seed), self._acting(train)
         self._noise.clear()
 
@@ -106,20 +87,6 @@ class Evaluation:
             finished = self.evaluator.run(train, self.episodes, seed=seed, stop=stop)
             return finished if len(finished) == self.episodes or not stop() else None
         return None
-
-
-def evaluate(
-    learner: Learner,
-    train: TrainState,
-    env: VectorEnv,
-    episodes: int,
-    *,
-    seed: int = 0,
-    explore: bool = False,
-    max_steps: int | None = None,
-) -> list[EpisodeResult]:
-    """Run episodes with an algorithm's policy once; see `Evaluator`."""
-    return Evaluator(learner, env).run(train, episodes, seed=seed, explore=explore, max_steps=max_steps)
 
 
 def run_episodes(

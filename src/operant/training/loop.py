@@ -78,11 +78,6 @@ class TrainingLoop:
     """One training run: an algorithm, the driver that collects and learns, and where records go.
 
     Args:
-        definition: algorithm and options.
-        driver: what collects and learns.
-        run: options of the run.
-        specification: the agent's, for the header of checkpoints.
-        loggers: where records go.
         directory: folder of the run's checkpoints; None: none are written.
         on_best: called with the `TrainState` when the rolling mean is better than ever, at a log point; in a
             run with evaluations, when one of these is.
@@ -116,8 +111,6 @@ class TrainingLoop:
         ended."""
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
-        self.between_blocks: Callable[[], object] = lambda: None
-        """Called between two calls of the driver, when nothing is under way."""
         self.on_record: Callable[[Record], bool | None] | None = None
         """Called with every report, which it may add to and change before the loggers take it. The run ends
         if it returns False."""
@@ -241,11 +234,6 @@ class TrainingLoop:
         """Train until the target or the last step is reached, or the user interrupts; save at the end.
 
         If anything fails, what was learnt before is saved, too, and then the error is raised.
-
-        Raises:
-            OperantError: an environment failed.
-            Exception: what a callback raised.
-            SystemExit: likewise, what a callback or a vector of the user's raised.
         """
         try:
             tell = None if self.run.quiet else wait
@@ -255,7 +243,6 @@ class TrainingLoop:
                 reason = self.begin()
                 while reason is None:
                     reason = self.take(self.driver.advance(self.blocks()))
-                    self.between_blocks()
                 return self.end(reason)
         except (Exception, SystemExit):
             self.fail(self.driver.unreported)
@@ -549,7 +536,7 @@ class TrainingLoop:
             values["episode/reward_mean"] = score.mean
             values["episode/reward_min"] = min(score.rewards)
             values["episode/reward_max"] = max(score.rewards)
-            values["episode/length_mean"] = score.mean_length
+            values["episode/length_mean"] = sum(score.lengths) / len(score.lengths)
             values["episode/reward_best"] = score.best
             for name, value in info_means(score.infos).items():
                 values[f"episode/{name}"] = value

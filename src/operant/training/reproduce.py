@@ -274,7 +274,7 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
 
 def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: list[str]) -> Reproduction:
     """Compare what run and repetition left, be it `whole` or of the beginning only."""
-    from operant.checkpoint import compare, latest
+    from operant.checkpoint import compare, latest, manifest
 
     parts, differences = [], []
     last = record.origin.step + record.training["step"]
@@ -284,7 +284,8 @@ def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: l
         repeated = latest(place / "checkpoints")
         assert repeated is not None
         differences += compare.differences(record.checkpoint, repeated)
-        parts.append(f"the {compare.leaf_count(record.checkpoint)} arrays of the checkpoint at step {last}")
+        count = len(manifest.read(record.checkpoint)["leaves"])
+        parts.append(f"the {count} arrays of the checkpoint at step {last}")
     episodes = record.training["score"]["episodes"] - record.origin.episodes
     rows = _rows(record, record.history, step, episodes)
     again = _rows(record, place / "history.parquet", step)

@@ -64,12 +64,7 @@ def new_directory(run: RunConfig, agent: str) -> Path:
 
 @contextlib.contextmanager
 def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
-    """Choose the folder of a run, and hold it. It is removed afterwards if nothing was written.
-
-    Raises:
-        SpecError: it would be inside a file.
-        UsageError: the folder in the options is not empty, or another process holds it.
-    """
+    """Choose the folder of a run, and hold it. It is removed afterwards if nothing was written."""
     while True:
         directory = new_directory(run, agent).absolute()
         with contextlib.ExitStack() as stack:
@@ -155,27 +150,20 @@ def _existing(folder: Path, new: bool = False) -> Iterator[None]:
 def _locked(folder: Path, refusal: str) -> Iterator[None]:
     file = folder.absolute() / LOCK
     with contextlib.ExitStack() as stack:
-        while True:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-            stack.callback(os.close, descriptor)
-            try:
-                if not durable.lock(descriptor) and os.name == "posix":
-                    warnings.warn(
-                        f"{shown(folder)!r} is on a file system without locks: see to it that no other "
-                        "process writes there.",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
-            except BlockingIOError:
-                raise UsageError(refusal) from None
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), file.stat()):
-                    break  # else whoever held it has just removed it
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        stack.callback(os.close, descriptor)
         try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):  # it is gone, or the system removes no open files
-                file.unlink()
+            if not durable.lock(descriptor) and os.name == "posix":
+                warnings.warn(
+                    f"{shown(folder)!r} is on a file system without locks: see to it that no other "
+                    "process writes there.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        except BlockingIOError:
+            raise UsageError(refusal) from None
+        stack.callback(file.unlink, missing_ok=True)
+        yield
 
 
 class RunEntry(NamedTuple):

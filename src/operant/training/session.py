@@ -161,11 +161,7 @@ class WeightFiles:
                 checkpoint.save(file.parent, variables, header, name=file.name)
 
     def save_unjudged(self, train: TrainState) -> str | None:
-        """Write the variables of a run that ended before anything judged its policy, never over others.
-
-        Returns:
-            What became of the files; None if none were asked for.
-        """
+        """Write the variables of a run that ended before anything judged its policy, never over others."""
         if not self.paths:
             return None
         files = ", ".join(map(shown, self.paths))
@@ -264,9 +260,6 @@ def _overlap(one: str | Path, other: str | Path) -> bool:
 def _found(path: str) -> checkpoint.Checkpoint | Path:
     """Return what stands at a path of `weights`: a checkpoint, the newest one in the folder of a run or of
     checkpoints, or a file of arrays.
-
-    Raises:
-        SpecError: it is none of these.
     """
     place = Path(path)
     if place.suffix in weight_files.KINDS and place.is_file():

@@ -131,11 +131,7 @@ def orderly(stop: Callable[[], None], numbers: Sequence[signal.Signals] | None =
 
 @contextlib.contextmanager
 def terminating() -> Iterator[None]:
-    """End the program after what is inside, if that ended because the process was asked to terminate.
-
-    Raises:
-        SystemExit: it was; the status is that of a process that the signal ends.
-    """
+    """End the program after what is inside, if that ended because the process was asked to terminate."""
     before, _SignalFlags.terminate = _SignalFlags.terminate, None
     try:
         yield

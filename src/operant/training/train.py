@@ -26,7 +26,6 @@ from operant.tracking.console import wait
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
-from operant.tracking.tensorboard import PREFIX
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers, loggers_of
@@ -135,11 +134,6 @@ def _changeable(agent: Mapping[str, Any]) -> list[str]:
     return [n for n in traced(cls) if not known[n].settled and n not in idle]
 
 
-def _without_weights(run: RunConfig, directory: Path) -> RunConfig:
-    """Drop the weights a run began from, which may be gone, once it has a checkpoint."""
-    return run.replace(weights=()) if checkpoint.list_checkpoints(directory / "checkpoints") else run
-
-
 def finished(plan: ExperimentConfig) -> bool:
     """Return whether the run that is to be continued has already reached its limit."""
     limit = plan.run.max_steps
@@ -222,8 +216,8 @@ def _prepared(
                 stack.enter_context(held(directory))
             stack.enter_context(history_held(run.history_checkpoint))
         origin = history_origin(run) if plan.resume is None else Origin()
-        if plan.resume is not None:
-            run = _without_weights(run, directory)
+        if plan.resume is not None and checkpoint.list_checkpoints(directory / "checkpoints"):
+            run = run.replace(weights=())  # those that it began from may be gone
         with _of_record(plan):
             environments = make_environments(run)
             stack.callback(environments.close)
@@ -416,24 +410,19 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
 
 def _farewell(outcome: Any, directory: Path, training: TrainingLoop) -> str:
     lines, run, place = [outcome.summary], training.run, shown(directory)
-    gone = [name for name in ("run.json", f"{PREFIX}*") if not any(directory.glob(name))]
-    if gone:
-        lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
-        lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
-    else:
-        lines.append(f"Everything was written to {place}")
-        agent, bare = training.definition.name, run.env.rpartition(":")[2]
-        named = [agent] if is_own(agent) else []
-        look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
-        own = ["--env", run.env] if is_own(run.env) else []
-        lines += [
-            f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
-            f"Plot:        {quoted('operant', 'plot', place)}",
-        ]
-        if importlib.util.find_spec("tensorboard") is not None:
-            lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
-        more = " --target-reward none" if outcome.reason == "target" else ""
-        if outcome.reason in ("target", "max_steps"):
-            more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
-        lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
+    lines.append(f"Everything was written to {place}")
+    agent, bare = training.definition.name, run.env.rpartition(":")[2]
+    named = [agent] if is_own(agent) else []
+    look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
+    own = ["--env", run.env] if is_own(run.env) else []
+    lines += [
+        f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
+        f"Plot:        {quoted('operant', 'plot', place)}",
+    ]
+    if importlib.util.find_spec("tensorboard") is not None:
+        lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
+    more = " --target-reward none" if outcome.reason == "target" else ""
+    if outcome.reason in ("target", "max_steps"):
+        more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
+    lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
     return "\n".join(lines)

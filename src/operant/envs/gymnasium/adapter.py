@@ -108,9 +108,6 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     """Make an environment of Gymnasium without checks, order enforcement and limit: operant has its own.
 
     Among its arguments, ``visualize=True`` stands for ``render_mode='human'``.
-
-    Raises:
-        SpecError: an argument is unknown, or a package is missing.
     """
     arguments = _arguments(spec, arguments, spec.entry_point)
     modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
@@ -148,9 +145,6 @@ def make_vector(
 
     Returns:
         The vector and its time limit, or a sentence that says why there is none.
-
-    Raises:
-        SpecError: an argument is unknown, or a package is missing.
     """
     entry = spec.vector_entry_point
     if entry is None or spec.entry_point == ATARI:  # that of Atari games preprocesses
@@ -274,21 +268,16 @@ class GymnasiumSubEnv:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
-        self.spaces, self._codec = spaces_of(env)
-        self.codec: Codec | None = self._codec
-        self._encode = self._codec.observation.encode
+        self.spaces, self.codec = spaces_of(env)
+        self._encode = self.codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
-
-    def native_action(self, action: Flat) -> Any:
-        """Return what one environment takes."""
-        return self._codec.decode(action, False)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
-            return [self._codec.decode_one(actions, i) for i in range(n)]
-        return self._codec.decode(actions, True)
+            return [self.codec.decode_one(actions, i) for i in range(n)]
+        return self.codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
@@ -362,7 +351,7 @@ class GymnasiumEnv(SpacesEnv):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
-            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
+            flat, reward, terminated, truncated = self._flat.step(self.codec.decode(actions, False))
         except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward

@@ -40,11 +40,7 @@ class InfoCollector:
         return {key: np.full(len(self._known), math.nan) for key in self.keywords}
 
     def note(self, into: dict[str, np.ndarray], i: int, info: Mapping[str, Any]) -> None:
-        """Record what one environment tells at the end of an episode; values that it does not tell stay NaN.
-
-        Raises:
-            EnvError: the first episode ends without one of the names, or a value is not a number.
-        """
+        """Record what one environment tells at an episode's end; values that it does not tell stay NaN."""
         for key in self.keywords:
             if key in info:
                 into[key][i] = self._number(key, info[key])

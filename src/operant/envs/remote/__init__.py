@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import Connection, LocalConnection, VectorizedConnection, close_all
+from operant.envs.connection import LocalConnection, VectorizedConnection, close_all
 from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.environment import Environment
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import ConnectionLimits, RestartingConnection
+from operant.envs.remote.restarting import Connection, ConnectionLimits, RestartingConnection
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
@@ -148,12 +148,7 @@ def start(
 
 
 def check(remote: Any, blocking: Any, host: Any, port: Any, modes: Sequence[str] = REMOTE) -> None:
-    """Check the arguments that say where an environment is to be; `modes` are the allowed values of `remote`.
-
-    Raises:
-        SpecError: a value is not allowed.
-        UsageError: arguments exclude one another, or one is missing.
-    """
+    """Check the arguments that say where an environment is to be; `modes` are the values of `remote`."""
     if remote is not None and remote not in modes:
         hint = suggest(remote, modes).strip() if isinstance(remote, str) else ""
         raise value_error("remote", f"None, {', '.join(map(repr, modes))}", remote, hint)

@@ -34,9 +34,6 @@ def reach(
 
     A server that is not there yet, or is busy, is tried again. `token` is the one that both sides know,
     `context` is for TLS.
-
-    Raises:
-        LostError: the server cannot be reached, or refuses.
     """
     until = time.monotonic() + seconds
     reason = "no time"

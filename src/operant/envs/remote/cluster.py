@@ -64,9 +64,6 @@ class RayConnection(RestartingConnection):
     """An environment in an actor of a Ray cluster; a lost actor is replaced. It starts at once; `meet` waits.
 
     The actor reserves `cpus` processors, or that share of one; for the others see `RestartingConnection`.
-
-    Raises:
-        SpecError: the environment cannot be sent.
     """
 
     def __init__(
@@ -206,11 +203,7 @@ class TaskPlacement(NamedTuple):
 
     @classmethod
     def read(cls, config: ClusterConfig) -> TaskPlacement | None:
-        """Read the options; None: there is no cluster.
-
-        Raises:
-            SpecError: `cluster` is not understood.
-        """
+        """Read the options; None: there is no cluster."""
         if config.cluster is None:
             return None
         kind, _, address = config.cluster.partition(":")

@@ -6,10 +6,11 @@ import contextlib
 import threading
 from typing import Any
 
-from operant.envs.connection import Answer, Connection
+from operant.envs.connection import Answer
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import SpacesEnv
 from operant.envs.remote import read_ports
+from operant.envs.remote.restarting import Connection
 from operant.envs.remote.serve import greeting
 from operant.errors import UsageError
 from operant.tracking.console import say, wait

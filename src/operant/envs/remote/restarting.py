@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import abc
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from operant.envs.connection import Answer
+from operant.envs.connection import Answer, LocalConnection
 from operant.envs.environment import take
 from operant.envs.vector.base import Flat, seed_of
 from operant.envs.workers.restarts import LostError, RestartPolicy
@@ -40,7 +40,7 @@ class EnvDescription(NamedTuple):
 
 
 class RestartingConnection(abc.ABC):
-    """A connection (see `operant.envs.connection.Connection`) that survives the loss of its other side.
+    """A connection that survives the loss of its other side.
 
     Subclasses define how to open one, send requests, and read answers; this class handles failures. A lost
     step is answered with terminal 2, the last known states and the reason; a lost reset is sent again to the
@@ -296,3 +296,7 @@ class RestartingConnection(abc.ABC):
     @abc.abstractmethod
     def _finish(self) -> None:
         """Close the other side."""
+
+
+Connection: TypeAlias = LocalConnection | RestartingConnection
+"""An environment that may answer later. At most one request is open at a time."""

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from operant.envs.connection import Connection, LocalConnection
+from operant.envs.connection import LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import ConnectionLimits
+from operant.envs.remote.restarting import Connection, ConnectionLimits
 from operant.envs.remote.service import Service, describe, fault
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.workers.restarts import LostError
@@ -210,14 +210,7 @@ class Server:
                 thread = threading.Thread(target=self._client, args=(sock, address), daemon=True)
                 with self._lock:
                     self._threads.add(thread)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # no more threads now; there may be one for the next client
-                    with self._lock:
-                        self._threads.discard(thread)
-                        self._greeting -= 1
-                    sock.close()
-                    self._reject(address, str(error))
+                thread.start()
 
     def _client(self, sock: socket.socket, address: object) -> None:
         greeting = True

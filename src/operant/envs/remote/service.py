@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import traceback
 
-from operant.envs.connection import Connection
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.restarting import Connection, EnvDescription
 from operant.envs.remote.wire import Schema, WireError
 from operant.envs.workers.restarts import LostError
 from operant.errors import OperantError, shortened, text_of
@@ -21,12 +20,7 @@ class Service:
         self._running = 0
 
     def obey(self, kind: int, content: memoryview) -> bytes:
-        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER.
-
-        Raises:
-            WireError: the request is invalid, or may not come now.
-            EnvError: the environment failed.
-        """
+        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER."""
         acted = 0
         if kind == wire.RESET:
             self._environment.send_reset(wire.unpack_seed(content))

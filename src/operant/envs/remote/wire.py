@@ -126,11 +126,7 @@ class Frames:
         return length
 
     def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called; None if incomplete.
-
-        Raises:
-            WireError: it is too long or too short, or its tag is wrong.
-        """
+        """Return kind and content of the next frame, valid until `room` is called; None if incomplete."""
         if self._end - self._begin < 4:
             return None
         length = self._length()
@@ -150,9 +146,6 @@ class Schema:
     """What the frames of one environment hold, derived from its spaces and so equal on both sides.
 
     At most `num_actors` rows are in actions and in answers.
-
-    Raises:
-        SpecError: its frames would be too long.
     """
 
     def __init__(self, spaces: Spaces, num_actors: int) -> None:
@@ -170,13 +163,9 @@ class Schema:
     def pack_request(self, request: int | Flat | None) -> tuple[int, bytes, int]:
         """Return kind, content and actors of the frame for a seed, to begin an episode, or for actions."""
         if not isinstance(request, dict):
-            return RESET, pack_seed(request), 0
+            return RESET, _SEED.pack(-1 if request is None else request), 0
         acted = 1 if self.num_actors == 1 else len(next(iter(request.values())))
-        return STEP, self.pack_actions(request), acted
-
-    def pack_actions(self, flat: Mapping[str, np.ndarray]) -> bytes:
-        """Return the content of STEP for actions as stored, with a leading axis for several actors."""
-        return _pack(self.action, flat)
+        return STEP, _pack(self.action, request), acted
 
     def unpack_actions(self, content: memoryview, rows: int) -> Any:
         """Return actions in the user's structure; WireError: of another size; SpaceError: not legal."""
@@ -255,11 +244,6 @@ class Schema:
         else:
             answer = Answer(states, terminal if n else 0, reward if n else 0.0, parallel, seconds, lost)
         return answer, None if math.isnan(episode_return) else episode_return
-
-
-def pack_seed(seed: int | None) -> bytes:
-    """Return the content of RESET."""
-    return _SEED.pack(-1 if seed is None else seed)
 
 
 def unpack_seed(content: memoryview) -> int | None:

@@ -61,10 +61,6 @@ class AsyncVectorEnv(VectorEnv):
 
     A worker that dies or does not answer in time is replaced: the episodes of its environments end as
     truncated, with the last observation known; `restarts` counts it.
-
-    Raises:
-        SpecError: an environment cannot be sent, or cannot be made.
-        EnvError: workers cannot be started.
     """
 
     mode = "processes"
@@ -221,11 +217,7 @@ class AsyncVectorEnv(VectorEnv):
         return [(worker, worker.lost) for worker in workers if worker.lost is not None]
 
     def _await(self, worker: _VectorWorker, deadline: float) -> None:
-        """Wait for an answer, in pieces, as the end of the run may be asked for meanwhile.
-
-        Raises:
-            AbandonedError: it waits no longer.
-        """
+        """Wait for an answer, in pieces, as the end of the run may be asked for meanwhile."""
         while not worker.poll(min(1.0, left := deadline - time.monotonic())) and left > 1.0:
             if time.perf_counter() >= self.deadline:
                 raise AbandonedError

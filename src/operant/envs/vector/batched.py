@@ -35,8 +35,6 @@ class GymnasiumVector(VectorEnv):
     """A Gymnasium vector with next-step autoreset, which enforces the time limit `limit`.
 
     Args:
-        vector: the vector.
-        name: for messages.
         limit: the time limit that it enforces.
         check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         copy: whether the vector may write again to arrays that it has returned, which are then copied.
@@ -160,11 +158,7 @@ class GymnasiumVector(VectorEnv):
 
 
 def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
-    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one.
-
-    Raises:
-        SpecError, EnvError: it breaks the protocol (see `operant.envs.native.validate`).
-    """
+    """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one."""
     from operant.envs.native.native_env import TimeLimit
     from operant.envs.native.native_vector import NativeVector
     from operant.envs.native.validate import accepted

@@ -254,12 +254,7 @@ def _has_vectorised(source: EnvSpec) -> bool:
 
 
 def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
-    """Wrap a Gymnasium vector that the user made.
-
-    Raises:
-        SpecError: it does not have next-step autoreset.
-        UsageError: a time limit or reward shaping is asked for.
-    """
+    """Wrap a Gymnasium vector that the user made."""
     vector = source.target
     fault = adapter.autoreset_fault(vector)
     if fault is not None:

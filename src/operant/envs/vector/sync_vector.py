@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -20,42 +20,13 @@ from operant.envs.validation_errors import (
     Check,
     ObservationValidator,
     finite_error,
-    raise_of_handler,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
-from operant.spec.spaces import Codec, Spaces
+from operant.spec.spaces import Codec
 
 _STATISTICS = {"obs_rms": "normalize_observations", "return_rms": "normalize_rewards"}
 """Attributes by which wrappers that normalise are known, and the options of agents that do the same."""
-
-
-class SubEnv(Protocol):
-    """One environment of a loop, answering in flat components."""
-
-    spaces: Spaces
-    codec: Codec | None
-    """See `VectorEnv.codec`."""
-    limit: int | None
-    """Steps after which the loop cuts an episode."""
-    lost: bool
-    """Whether the environment was lost before it answered the last action; see `VectorEnv.lost`."""
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """The info of its last step."""
-
-    def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
-        """Return flat actions `[N, ...]` as `N` actions of this kind of environment."""
-
-    def reset(self, seed: int | None) -> Flat:
-        """Begin an episode."""
-
-    def step(self, action: Any) -> tuple[Flat, float, bool, bool]:
-        """Take an action: observation, reward, terminated, truncated."""
-
-    def close(self) -> None:
-        """Close the environment."""
 
 
 class EnvironmentSubEnv:
@@ -109,6 +80,10 @@ class EnvironmentSubEnv:
         self.env.close()
 
 
+SubEnv: TypeAlias = EnvironmentSubEnv | adapter.GymnasiumSubEnv
+"""One environment of a loop, answering in flat components."""
+
+
 def make_sub_env(source: EnvSpec) -> SubEnv:
     """Make one environment of a loop."""
     if source.reward_shaping is None:
@@ -143,9 +118,6 @@ class SyncVectorEnv(VectorEnv):
     """Environments stepped one after the other; for the arguments see `vector.create`.
 
     `offset` is the number of the first environment: seeds and messages count from it.
-
-    Raises:
-        UsageError: the environments' spaces differ.
     """
 
     mode = "in-process"
@@ -199,7 +171,7 @@ class SyncVectorEnv(VectorEnv):
                 flat = env.reset(None if seed is None else seed_of(seed, self._offset + i))
                 for key, into in observation.items():
                     into[i] = flat[key]
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 raise self._error(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset, self.lost = True, None
@@ -240,7 +212,7 @@ class SyncVectorEnv(VectorEnv):
                             self._infos.note(infos, i, env.info)
                 for key, into in components:
                     into[i] = flat[key]
-            except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
+            except Exception as error:
                 raise self._error(i, error, "reset" if begins else "step") from error
         self.infos = infos
         if not isfinite(vdot(reward, reward)):
@@ -259,8 +231,7 @@ class SyncVectorEnv(VectorEnv):
         if fault is not None:
             raise self._error(fault[0], EnvError(fault[1]), "step")
 
-    def _error(self, i: int, error: Exception | SystemExit, call: str) -> EnvError:
-        raise_of_handler(error)
+    def _error(self, i: int, error: Exception, call: str) -> EnvError:
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvError):
             step = self._steps[i] if call == "step" else 0

@@ -105,12 +105,7 @@ class Worker:
         self.send(self._begin)
 
     def introduction(self, seconds: float) -> Any:
-        """Return what a worker that was just started tells of its environments.
-
-        Raises:
-            LostError: it does not get that far within `seconds`.
-            OperantError: its environments cannot be made.
-        """
+        """Return what a worker that was just started tells of its environments."""
         try:
             return self.receive(time.monotonic() + seconds, seconds)
         except LostError as lost:

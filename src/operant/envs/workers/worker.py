@@ -15,38 +15,21 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
-from operant.envs.validation_errors import ObservationValidator, raise_of_handler
+from operant.envs.validation_errors import ObservationValidator
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import OperantError, shortened, text_of
-from operant.spec.spaces import Spaces
 
 ORPHAN_SECONDS = 2.0
 """How long a worker whose parent died may go on computing before it is killed."""
-
-
-class WorkerTask(Protocol):
-    """What a worker does with its environments."""
-
-    spaces: Spaces
-    info_keywords: Sequence[str]
-
-    def describe(self) -> Any:
-        """Return what the parent must know of the environments, as plain data."""
-
-    def answer(self, message: bytes, memory: SharedArrays) -> None:
-        """Do what a message says; write the result to the memory."""
-
-    def close(self) -> None:
-        """Close the environments."""
 
 
 class VectorTask:
@@ -156,10 +139,8 @@ class EnvironmentTask:
             array[:n] = self._env.flat[name]
 
 
-_TASKS: dict[str, Callable[[Mapping[str, Any]], WorkerTask]] = {
-    "vector": VectorTask,
-    "environment": EnvironmentTask,
-}
+WorkerTask: TypeAlias = VectorTask | EnvironmentTask
+_TASKS: dict[str, type[WorkerTask]] = {"vector": VectorTask, "environment": EnvironmentTask}
 
 
 def work(connection_descriptor: int, memory_descriptor: int) -> None:
@@ -218,8 +199,7 @@ def _serve(connection: Connection, descriptor: int) -> None:
         while (message := connection.recv_bytes()) != CLOSE:
             try:
                 task.answer(message, memory)
-            except (Exception, SystemExit) as error:
-                raise_of_handler(error)
+            except Exception as error:
                 connection.send_bytes(FAULT + _described(error))
             else:
                 connection.send_bytes(OK)
@@ -246,7 +226,7 @@ def _run_main(begin: Mapping[str, Any]) -> None:
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
-def _described(error: Exception | SystemExit) -> bytes:
+def _described(error: Exception) -> bytes:
     text = shortened("".join(traceback.format_exception(error.__cause__ or error)).strip())
     kind = type(error).__name__
     message = str(error) if isinstance(error, OperantError) else f"{kind}: {text_of(error)}"

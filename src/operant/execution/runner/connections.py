@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant.envs.connection import Connection, close_all
+from operant.envs.connection import close_all
 from operant.envs.remote import connect
+from operant.envs.remote.restarting import Connection
 from operant.errors import UsageError, whole
 
 

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.envs.connection import Answer, Connection, VectorizedConnection
+from operant.envs.connection import Answer, VectorizedConnection
 from operant.envs.environment import rows, take
+from operant.envs.remote.restarting import Connection
 
 
 class StepResult(NamedTuple):
@@ -27,7 +28,6 @@ class EnvSlot:
     """One environment and its actors.
 
     Args:
-        connection: the environment.
         first: index, among all actors of the run, of its first one.
         trains: whether the agent learns from it.
         counts: whether its timesteps and episodes are those that the run counts.

@@ -37,13 +37,8 @@ class MultiSeedRunner:
     (benchmarks/results/seeds.md).
 
     Args:
-        learner: the algorithm.
-        env: the environment.
-        n: actors of one run.
         keys: typed keys `[S]`, the root of each run.
         hyper: traced options of all runs `[H]` or of each `[S, H]` (default: the algorithm's own).
-        blocks: most blocks that one call of `advance` may run.
-        name: of the environment, for messages.
         mapped: whether `vmap` maps over the runs; None: as said above.
     """
 
