@@ -288,6 +288,25 @@ def test_newest_is_last_written_not_last_by_name(tmp_path):
     assert checkpoint.newest(tmp_path).header == {"name": "b"}
 
 
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_the_newest_is_found_beside_a_writer_that_keeps_one(tmp_path, monkeypatch, moment):
+    """It writes another and removes the first, just before that is listed, opened, or its arrays read."""
+    save(tmp_path, "a-1", 1.0)
+    read, calls = durable.read, []
+
+    def late(path, *rest):
+        calls.append(path.parent.name)
+        if len(calls) == moment:
+            with monkeypatch.context() as undone:
+                undone.setattr(durable, "read", read)
+                save(tmp_path, "a-2", 2.0, keep=1)
+        return read(path, *rest)
+
+    monkeypatch.setattr(durable, "read", late)
+    assert checkpoint.newest(tmp_path).header == {"name": "a-2"}
+    assert calls[:moment] == ["a-1"] * moment and names(tmp_path) == ["a-2"]
+
+
 def test_an_empty_folder_has_none(tmp_path):
     assert checkpoint.latest(tmp_path / "nowhere") is None
     assert checkpoint.list_checkpoints(tmp_path) == []

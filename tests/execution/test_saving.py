@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -393,8 +395,37 @@ def test_saver_by_the_clock(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["agent-6"]
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_save(tmp_path):
-    (tmp_path / ".tmp-weights.npz").write_text("half")
-    with durable.replaced(tmp_path / "weights.npz") as temporary:
-        temporary.write_text("whole")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("weights.npz", "whole")]
+WRITER = """
+import sys, time
+from pathlib import Path
+from operant.checkpoint import durable, weight_files
+with durable.temporary(Path(sys.argv[1])) as path:
+    path.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("format", ["numpy", "hdf5", "safetensors", "trace"])
+def test_what_killed_writers_left_goes_with_the_next_save(tmp_path, format):
+    suffix = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors", "trace": ".tmp"}[format]
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / f"other{suffix}")], stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == b"writing\n"
+    writers[0].kill()
+    writers[0].communicate()
+    assert len(list(tmp_path.glob(".tmp-*"))) == 2
+    if format == "trace":
+        with durable.temporary(tmp_path / "trace.tmp"):
+            pass
+    else:
+        create().save(tmp_path, format=format)
+    left = list(tmp_path.glob(".tmp-*"))
+    assert [path.read_text() for path in left] == ["half"]  # that of the one who still writes
+    writers[1].kill()
+    writers[1].communicate()

@@ -12,8 +12,11 @@ from tests.execution.test_agent import NET
 
 from operant import checkpoint
 from operant.checkpoint import durable
+from operant.cli import main
 from operant.errors import UsageError
 from operant.spec.run import RunConfig
+from operant.tracking.tensorboard import PREFIX
+from operant.training.loop import TrainingLoop
 from operant.training.run_dir import claimed, held, new_directory
 from operant.training.train import ExperimentConfig, resumed, train
 
@@ -130,6 +133,43 @@ def test_the_lock_of_a_process_that_died_keeps_nobody_out(tmp_path):
     lock.touch()  # it died later
     train(resumed(lock.parent, {"max_steps": 128}))
     assert not lock.exists()
+
+
+def test_a_lock_file_that_its_holder_removes_is_held_by_nobody(tmp_path, monkeypatch):
+    """Whoever opened it before would hold a file that nobody else sees."""
+    opened, removed = os.open, []
+
+    def late(path, *args):
+        descriptor = opened(path, *args)
+        if not removed:
+            removed.append(os.unlink(path))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", late)
+    with held(tmp_path), pytest.raises(UsageError, match="Another process trains in"), held(tmp_path):
+        pass
+    assert removed
+
+
+@pytest.mark.parametrize("gone", [["run.json"], ["run.json", f"{PREFIX}*"]])
+def test_what_was_removed_meanwhile_is_told(gone, tmp_path, capsys, monkeypatch):
+    loop = TrainingLoop.loop
+
+    def looped(self):
+        outcome = loop(self)
+        for name in gone:
+            for path in (tmp_path / "run").glob(name):
+                path.unlink()
+        return outcome
+
+    monkeypatch.setattr(TrainingLoop, "loop", looped)
+    options = ["--env", "jax:CartPole-v1", "--n-steps", "16", "--max-steps", "40"]
+    assert main(["train", "ppo", *options, "--run-dir", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out
+    assert (
+        f"{' and '.join(gone)} are missing in {tmp_path / 'run'}: removed meanwhile. Without run.json" in told
+    )
+    assert "Everything was written" not in told
 
 
 def test_a_full_disk_names_the_file(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import stat
 import time
 import warnings
@@ -122,7 +123,10 @@ def sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced(final: Path) -> Iterator[Path]:
-    """Yield a temporary path; the file written there is forced to the disk and replaces `final`."""
+    """Yield a temporary path that no other process uses.
+
+    The file written there is forced to the disk and replaces `final`.
+    """
     with temporary(final) as path:
         yield path
         with open(path, "r+b") as file:
@@ -133,12 +137,27 @@ def replaced(final: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary(final: Path) -> Iterator[Path]:
-    """Yield the path of a file beside `final`, to be written anew; at the end it is gone.
+    """Yield the path of a new file beside `final`, to be written in place; at the end it is gone.
 
-    What a writer left that died has the same name, and is written over.
+    It is locked meanwhile: those of the same suffix that are not were left by writers that died, and go.
     """
-    path = final.with_name(f"{TEMPORARY}{final.name}")
+    for left in final.parent.glob(f"{TEMPORARY}????????-*{final.suffix}"):
+        with contextlib.suppress(OSError):  # it is being written, or there are no locks
+            descriptor = hold(left)
+            try:
+                left.unlink()
+            finally:
+                os.close(descriptor)
+    held = -1
+    while held < 0:
+        path = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
+        held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        if lock(held, wait=True) and not path.exists():  # taken for a leftover before it was locked
+            os.close(held)
+            held = -1
     try:
+        if os.name != "posix":  # an open file can be neither renamed nor removed there
+            os.close(held)
         yield path
     except OSError as error:
         if error.filename is None:  # a full disk, as writing to an open file tells it
@@ -146,6 +165,8 @@ def temporary(final: Path) -> Iterator[Path]:
         raise
     finally:
         path.unlink(missing_ok=True)
+        if os.name == "posix":
+            os.close(held)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,8 @@ NAMED = (
     "with a letter or digit in front"
 )
 """What the name of a checkpoint must be, in words."""
+_LOOKS = 100
+"""How often a folder is looked through that a writer changes meanwhile."""
 _SHARD = 64 << 20  # a leaf of so many bytes or more gets a file of its own
 
 
@@ -309,7 +311,8 @@ class Checkpoint:
 def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, read and verified, or None.
 
-    Newer ones are skipped with a warning.
+    Newer ones are skipped with a warning. Beside a writer that removes older ones, the folder is looked
+    through again.
 
     With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
     """
@@ -357,17 +360,26 @@ def _newest(
     directory: str | Path, check: Callable[[Checkpoint], None], name: str | None = None
 ) -> Checkpoint | None:
     wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
-    for path in reversed(list_checkpoints(directory)):
-        if wanted.fullmatch(path.name) is None:
-            continue
-        try:
-            candidate = Checkpoint(path)
-            check(candidate)
-        except CheckpointError as error:
-            warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
-        else:
-            return candidate
+    for _ in range(_LOOKS):
+        there = _entries(directory)
+        for path in reversed(list_checkpoints(directory)):
+            if wanted.fullmatch(path.name) is None:
+                continue
+            try:
+                candidate = Checkpoint(path)
+                check(candidate)
+            except CheckpointError as error:
+                if path.exists():
+                    warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
+            else:
+                return candidate
+        if _entries(directory) == there:
+            break  # else a writer removed what was looked at, and has written another
     return None
+
+
+def _entries(folder: str | Path) -> set[str]:
+    return set(os.listdir(folder)) if os.path.isdir(folder) else set()
 
 
 def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:

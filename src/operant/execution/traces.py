@@ -128,10 +128,21 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
     with _finished(folder, spaces, trace) as temporary:
-        while (path := folder / file_name(number)).exists():
-            number += 1
-        os.replace(temporary, path)
-    return number
+        while True:
+            path = folder / file_name(number)
+            try:
+                os.link(temporary, path)
+                return number
+            except FileExistsError:
+                number += 1
+            except OSError:  # a file system without links
+                try:
+                    path.touch(exist_ok=False)
+                except FileExistsError:
+                    number += 1
+                else:
+                    os.replace(temporary, path)
+                    return number
 
 
 @contextlib.contextmanager
@@ -144,7 +155,7 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     folder.mkdir(parents=True, exist_ok=True)
-    with durable.temporary(folder / f"trace-{os.getpid()}.tmp") as temporary:
+    with durable.temporary(folder / "trace.tmp") as temporary:
         with temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()

@@ -150,20 +150,27 @@ def _existing(folder: Path, new: bool = False) -> Iterator[None]:
 def _locked(folder: Path, refusal: str) -> Iterator[None]:
     file = folder.absolute() / LOCK
     with contextlib.ExitStack() as stack:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        stack.callback(os.close, descriptor)
+        while True:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            stack.callback(os.close, descriptor)
+            try:
+                if not durable.lock(descriptor) and os.name == "posix":
+                    warnings.warn(
+                        f"{shown(folder)!r} is on a file system without locks: see to it that no other "
+                        "process writes there.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+            except BlockingIOError:
+                raise UsageError(refusal) from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    break  # else whoever held it has just removed it
         try:
-            if not durable.lock(descriptor) and os.name == "posix":
-                warnings.warn(
-                    f"{shown(folder)!r} is on a file system without locks: see to it that no other "
-                    "process writes there.",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        except BlockingIOError:
-            raise UsageError(refusal) from None
-        stack.callback(file.unlink, missing_ok=True)
-        yield
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it is gone, or the system removes no open files
+                file.unlink()
 
 
 class RunEntry(NamedTuple):

@@ -26,6 +26,7 @@ from operant.tracking.console import wait
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
+from operant.tracking.tensorboard import PREFIX
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers, loggers_of
@@ -410,19 +411,24 @@ def resuming(directory: str | Path, agent: str, env: str) -> str:
 
 def _farewell(outcome: Any, directory: Path, training: TrainingLoop) -> str:
     lines, run, place = [outcome.summary], training.run, shown(directory)
-    lines.append(f"Everything was written to {place}")
-    agent, bare = training.definition.name, run.env.rpartition(":")[2]
-    named = [agent] if is_own(agent) else []
-    look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
-    own = ["--env", run.env] if is_own(run.env) else []
-    lines += [
-        f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
-        f"Plot:        {quoted('operant', 'plot', place)}",
-    ]
-    if importlib.util.find_spec("tensorboard") is not None:
-        lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
-    more = " --target-reward none" if outcome.reason == "target" else ""
-    if outcome.reason in ("target", "max_steps"):
-        more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
-    lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
+    gone = [name for name in ("run.json", f"{PREFIX}*") if not any(directory.glob(name))]
+    if gone:
+        lost = "" if "run.json" not in gone else " Without run.json the run cannot be resumed."
+        lines.append(f"{' and '.join(gone)} are missing in {shown(directory)}: removed meanwhile.{lost}")
+    else:
+        lines.append(f"Everything was written to {place}")
+        agent, bare = training.definition.name, run.env.rpartition(":")[2]
+        named = [agent] if is_own(agent) else []
+        look = ["--video-dir", "videos"] if bare in gymnasium.registry else ["--episodes", "10"]
+        own = ["--env", run.env] if is_own(run.env) else []
+        lines += [
+            f"Watch:       {quoted('operant', 'play', *named, place, *own, *look)}",
+            f"Plot:        {quoted('operant', 'plot', place)}",
+        ]
+        if importlib.util.find_spec("tensorboard") is not None:
+            lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
+        more = " --target-reward none" if outcome.reason == "target" else ""
+        if outcome.reason in ("target", "max_steps"):
+            more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
+        lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
     return "\n".join(lines)
