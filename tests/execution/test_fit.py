@@ -7,6 +7,7 @@ import inspect
 import json
 import signal
 import sys
+import threading
 import types
 
 import gymnasium

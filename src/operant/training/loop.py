@@ -111,6 +111,8 @@ class TrainingLoop:
         ended."""
         self.evaluation: Evaluation | None = None
         """How the policy is evaluated at every `eval_frequency` steps; None: it is not."""
+        self.between_blocks: Callable[[], object] = lambda: None
+        """Called between two calls of the driver, when nothing is under way."""
         self.on_record: Callable[[Record], bool | None] | None = None
         """Called with every report, which it may add to and change before the loggers take it. The run ends
         if it returns False."""
@@ -243,6 +245,7 @@ class TrainingLoop:
                 reason = self.begin()
                 while reason is None:
                     reason = self.take(self.driver.advance(self.blocks()))
+                    self.between_blocks()
                 return self.end(reason)
         except (Exception, SystemExit):
             self.fail(self.driver.unreported)

@@ -11,11 +11,12 @@ import functools
 import inspect
 import math
 import secrets
+import threading
 import typing
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -88,6 +89,8 @@ from operant.tuning.trial import report_steps
 
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
 """Classes by name, and the agent of the table that each stands for."""
+P = ParamSpec("P")
+R = TypeVar("R")
 Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
@@ -110,6 +113,52 @@ class _ObjectMethod:
             )
 
         return refuse
+
+
+class _Turns:
+    """Lets other threads in between two blocks of `fit`: updates consume the arrays that they would read."""
+
+    def __init__(self) -> None:
+        self._next, self._turn = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:  # whoever waits longest: `fit` would take its turn back at once
+            self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+    def let_in(self) -> None:
+        """Let those who wait have their turn."""
+        self.__exit__()
+        self.__enter__()
+
+
+def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
+    """Have a call from elsewhere wait for the end of a block while `fit` trains; refuse `fit` and `load`."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        agent: Any = arguments[0]
+        here, before = threading.get_ident(), agent._thread
+        if before not in (None, here):
+            if method.__name__ in ("fit", "load"):
+                raise UsageError(
+                    f"{method.__name__} was called while fit trains in another thread. Wait for its end, or "
+                    "end it by a callback that returns False."
+                )
+            with agent._turns:
+                return method(*arguments, **named)
+        if method.__name__ != "fit" or before == here:
+            return method(*arguments, **named)
+        with agent._turns:
+            agent._thread = here
+            try:
+                return method(*arguments, **named)
+            finally:
+                agent._thread = None
+
+    return call
 
 
 class Trainer:
@@ -221,6 +270,9 @@ class Trainer:
         self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
+        self._thread: int | None = None
+        """The thread in which `fit` trains."""
+        self._turns = _Turns()
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
         again."""
@@ -250,6 +302,7 @@ class Trainer:
         return self._progress.elapsed
 
     @naming_misspelt
+    @_by_one_thread
     def fit(
         self,
         *unnamed: Any,
@@ -262,6 +315,9 @@ class Trainer:
         logger: Logger | Sequence[Logger] | None = None,
     ) -> Outcome:
         """Train until the mean of the last episodes reaches a reward, or for a number of steps.
+
+        Meanwhile other threads may call `act`, `play`, `evaluate` and `save`, which wait for the end of a
+        block; so a callback must not wait for them.
 
         A Ctrl-C ends it, and the program goes on; a request to terminate (SIGTERM, or SIGHUP of a closed
         terminal) ends the program when all is saved, with status 143 (129).
@@ -307,6 +363,7 @@ class Trainer:
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
         training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
+        training.between_blocks = self._turns.let_in
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
@@ -397,6 +454,7 @@ class Trainer:
             self._assign_models()
         return outcome
 
+    @_by_one_thread
     def act(self, observation: Any, internals: Any = None, deterministic: bool = True) -> Any:
         """Choose actions with the current policy; training is not touched, and nothing is learnt from it.
 
@@ -458,6 +516,7 @@ class Trainer:
         return act(self._acting[1], *arguments, explore=explore)
 
     @naming_misspelt
+    @_by_one_thread
     def play(
         self,
         video_dir: str | None = None,
@@ -509,6 +568,7 @@ class Trainer:
         return played
 
     @naming_misspelt
+    @_by_one_thread
     def evaluate(self, episodes: int = 10, deterministic: bool = True, env: Any = None) -> PlayResult:
         """Return what the current policy achieves in new episodes: `mean`, `std` and the returns (`rewards`).
 
@@ -541,6 +601,7 @@ class Trainer:
         return played
 
     @naming_misspelt
+    @_by_one_thread
     def save(self, directory: str | Path, **others: Any) -> str:
         """Write a checkpoint of everything that is needed to continue.
 
@@ -568,6 +629,7 @@ class Trainer:
         training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run_config.save_memory))
 
+    @_by_one_thread
     def load(self, directory: str | Path) -> Self:
         """Continue from a checkpoint: of `save`, or of a run of the same algorithm with the same options.
 
