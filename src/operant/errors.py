@@ -337,9 +337,17 @@ def reading(what: str, kind: type[OperantError] = CheckpointError) -> Iterator[N
         raise kind(f"{what} cannot be read: {type(error).__name__}: {str(error).rstrip('.')}.") from error
 
 
+def working_directory() -> Path:
+    """Return it, absolute, or ``.`` if it was removed: only relative paths fail then."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
+
+
 def shown(path: str | Path) -> str:
     """Return a path for a message: relative to the working directory, if it is within."""
-    here = Path.cwd()
+    here = working_directory()
     return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
 
 

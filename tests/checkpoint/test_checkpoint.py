@@ -503,9 +503,13 @@ FAULTS = {
     "list": (lambda p: (p / "manifest.json").write_text("[]"), "not the manifest of an operant"),
     "a later version": (
         lambda p: resign(p, version=2),
-        r"of format version 2; this release reads 1\. It was written by operant .*: install that",
+        r"of format version 2; .* install that or a later one",
     ),
-    "no version": (lambda p: resign(p, version="1"), "is of format version '1'; this release reads 1"),
+    "an earlier version": (
+        lambda p: resign(p, version=0),
+        "is of format 0, and only 1 is read: it comes from an earlier, unreleased state of operant",
+    ),
+    "no version": (lambda p: resign(p, version="1"), "is of format '1', and only 1 is read"),
     "traversal": (lambda p: resign(p, files={"../arrays.safetensors": {}}), r"names the file '\.\./arrays"),
     "absolute": (lambda p: resign(p, files={"/etc/passwd": {}}), r"names the file '/etc/passwd'"),
     "link": (

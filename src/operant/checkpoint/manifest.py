@@ -44,12 +44,18 @@ def read(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} is not JSON (truncated?): {error}.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{file} is not the manifest of an operant checkpoint.")
-    if (version := manifest.get("version")) != VERSION:
+    version = manifest.get("version")
+    if isinstance(version, int) and version > VERSION:
         versions = manifest.get("versions")
-        writer = versions.get("operant") if isinstance(versions, dict) else "another release"
+        writer = versions.get("operant") if isinstance(versions, dict) else "a later release"
         raise CheckpointError(
-            f"{file} is of format version {version!r}; this release reads {VERSION}. It was written by "
-            f"operant {writer}: install that."
+            f"{file} is of format version {version}; this release reads up to {VERSION}. "
+            f"It was written by operant {writer}: install that or a later one."
+        )
+    if version != VERSION:
+        raise CheckpointError(
+            f"{file} is of format {version!r}, and only {VERSION} is read: it comes from an earlier, "
+            "unreleased state of operant. Train again."
         )
     if manifest.get("sha256") != digest(manifest):
         raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the one that was recorded.")

@@ -12,12 +12,11 @@ import sys
 import textwrap
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from operant.agents.table import AGENTS, ALIASES, EXAMPLE, entry
 from operant.cli.tables import flag
-from operant.errors import UsageError, minibatch_hint, quoted, suggest
+from operant.errors import UsageError, minibatch_hint, quoted, suggest, working_directory
 from operant.spec import Config, aliases, default, options
 from operant.spec.program_cache import VARIABLE
 from operant.spec.run import RunConfig
@@ -76,7 +75,7 @@ def is_own(name: object) -> bool:
 
 def search_here(name: object) -> None:
     """Let modules in the current folder be found, after all others, if the command line names one."""
-    here = str(Path.cwd())
+    here = str(working_directory())
     if is_own(name) and here not in sys.path:
         sys.path.append(here)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.cli import parse, tables
-from operant.errors import SpecError, UsageError
+from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
 from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
 from operant.tracking.console import tell, wait
@@ -16,6 +16,10 @@ from operant.tracking.console import tell, wait
 if TYPE_CHECKING:
     from operant.execution.runner.repeats import Run
 
+FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
+"""Options that say where something is written."""
+FILES = ("environment", "token_file", "certificate")
+"""Options that may say where something is read."""
 USAGE = (
     "operant run --agent <agent> --environment <environment> --episodes <n> ...",
     "operant run --environment <environment> --remote socket-server --port <port>",
@@ -36,19 +40,37 @@ def run(arguments: list[str]) -> int:
     from operant.execution.runner import repeats
 
     runs: list[repeats.Run] = []
+    here = _located(config)
     try:
-        for i in range(config.repeat):
-            _once(config, _agent(config, i), runs)
+        for i in range(here.repeat):
+            _once(here, _agent(here, i), runs)
     finally:
-        if config.path is not None and runs:
-            for path in repeats.write(runs, config.path, "seaborn-v0_8" if config.seaborn else None):
-                tell(f"Wrote {path}")
+        if config.path is not None and here.path is not None and runs:
+            for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
+                tell(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
 
 def help_text() -> str:
     """Return usage and the table of flags."""
     return tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT))
+
+
+def _located(config: RunnerConfig) -> RunnerConfig:
+    """Make paths absolute, as an environment may change the working directory."""
+    values = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
+    # FOLDER,NAME, too, if it names a folder.
+    places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
+    places |= {name for name in FILES if values[name] and _is_place(name, values[name])}
+    return config.replace(**{name: str(working_directory() / values[name]) for name in places})
+
+
+def _is_place(option: str, value: str) -> bool:
+    """Tell whether the value of an option that may name a file does: environments have names, too."""
+    path = Path(value)
+    if option == "environment":
+        return path.suffix == ".json" and path.is_file()
+    return value != "system" and path.is_file()
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:

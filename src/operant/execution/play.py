@@ -93,6 +93,12 @@ class PlayConfig(Config):
         """Whether pictures are needed."""
         return bool(self.outputs)
 
+    def located(self) -> PlayConfig:
+        """Return the options with absolute folders: an environment may change the working directory."""
+        folders = {name: getattr(self, name) for name in ("video_dir", "frame_dir")}
+        folders = {name: str(Path(path).absolute()) for name, path in folders.items() if path is not None}
+        return self.replace(**folders)
+
 
 class PlayResult(NamedTuple):
     """The results of playing."""
@@ -199,6 +205,7 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> PlayResult:
     Raises:
         OperantError: what is asked for is not there, or does not fit.
     """
+    config = config.located()
     if config.policy is None:
         return run(*_prepared(config, agent, options), config)
     if agent is not None or options:
@@ -231,6 +238,8 @@ def _prepared(
     definition = parse_agent(agent, **options)
     if newest is None:  # else the networks are those of the checkpoint
         definition = fitting(definition, config.weights)
+    # Absolute, since they are read after the environment is made, which may change the working directory.
+    weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)
     try:
         definition = definition.limited(env.max_episode_timesteps)
@@ -241,7 +250,7 @@ def _prepared(
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config, newest)
+        train = _train(learner, config.replace(weights=weights), newest)
     except BaseException:
         env.close()
         raise
@@ -313,7 +322,7 @@ def _newest(directory: str, best: bool) -> Checkpoint:
     from operant import checkpoint
     from operant.training.run_dir import BEST, runs_within
 
-    folder = Path(directory)
+    folder = Path(directory).absolute()  # its arrays are read after the environment is made
     for place in (folder / BEST,) if best else (folder / "checkpoints", folder):
         if place.is_dir() and (newest := checkpoint.newest(place)) is not None:
             return newest

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from operant.errors import SpecError, as_folder, value_error
+from operant.errors import SpecError, as_folder, value_error, working_directory
 from operant.spec import Config, default, option
 
 NATIVE = ("jax:", "gymnax:", "brax:")
@@ -287,7 +287,7 @@ def without_images(config: Any) -> Any:
 
 def located(run: RunConfig) -> RunConfig:
     """Return options whose paths are absolute, as of the working directory now."""
-    base = Path.cwd()
+    base = working_directory()
     several = {name: getattr(run, name) for name in ("checkpoints", "weights")}
     places = {name: tuple(path and str(base / path) for path in paths) for name, paths in several.items()}
     single = {name: getattr(run, name) for name in ("history_checkpoint", "run_dir")}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.errors import SpecError, reading, suggest, told
+from operant.errors import SpecError, reading, suggest, told, working_directory
 from operant.spec.values import from_json
 
 
@@ -118,8 +118,8 @@ def imported(path: str, what: str) -> Any:
         remedy = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             remedy = " Install it, or put its folder on PYTHONPATH."
-            if what in NAMED_HERE and {"", str(Path.cwd())} & set(sys.path):
-                files = [file.stem for file in Path.cwd().glob("*.py")]
+            if what in NAMED_HERE and {"", str(working_directory())} & set(sys.path):
+                files = [file.stem for file in working_directory().glob("*.py")]
                 remedy = (
                     f" It is not in the current folder either.{suggest(module, files, listed=False)}{remedy}"
                 )

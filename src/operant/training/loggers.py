@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.errors import value_error
+from operant.errors import value_error, working_directory
 from operant.spec import import_object
 from operant.spec.run import RunConfig
 from operant.tracking.console import Console
@@ -87,7 +87,7 @@ def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) ->
         known = file.read_text(encoding="utf-8").strip() if file.is_file() else None
     assert run.monitor_session is not None
     config = {"agent": training.specification["agent"], "run": run.to_dict()}
-    logger = WandB(run.monitor_session, directory or Path.cwd(), config, known)
+    logger = WandB(run.monitor_session, directory or working_directory(), config, known)
     training.progress.monitored = logger.id
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -268,16 +268,17 @@ class GymnasiumSubEnv:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
-        self.spaces, self.codec = spaces_of(env)
-        self._encode = self.codec.observation.encode
+        self.spaces, self._codec = spaces_of(env)
+        self.codec: Codec | None = self._codec
+        self._encode = self._codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
-            return [self.codec.decode_one(actions, i) for i in range(n)]
-        return self.codec.decode(actions, True)
+            return [self._codec.decode_one(actions, i) for i in range(n)]
+        return self._codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""

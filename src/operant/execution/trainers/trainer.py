@@ -586,7 +586,7 @@ class Trainer:
     def _played(self, env: Any, **how: Any) -> PlayResult:
         shared = ("env", "env_kwargs", "seed", "max_episode_timesteps", *IMAGES)
         options = {**{name: getattr(self.run_config, name) for name in shared}, **how}
-        config = PlayConfig.from_dict(options)
+        config = PlayConfig.from_dict(options).located()
         spaces = self.session.environments.spaces
         vector = play_env(config, self._envs, env, spaces, self.run_config.episodic_life)
         played = run_episodes(
