@@ -121,7 +121,8 @@ def found(name: str, seed: int, runs: Path) -> dict[str, Any] | None:
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Return the table of the page."""
     lines = [
-        "| command | seed | steps | hours | mean return of 100 episodes | ended by | ten episodes played | processor |",
+        "| command | seed | steps | hours | mean return of 100 episodes | ended by | ten episodes played | "
+        "processor |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in COMMANDS:

@@ -26,8 +26,9 @@ FIRST = "train ppo --env CartPole-v1 --max-steps 2000 --n-envs 1 --seed 1"
 TRIAL = "tune ppo --env CartPole-v1 --lr 1e-4 1e-2 --n-trials 2 --trial-steps 2000 --seed 1"
 SB3 = "from stable_baselines3 import PPO; PPO('MlpPolicy', 'CartPole-v1', device='cpu').learn(2000)"
 TRIED = """
-XLA can compile more cheaply. Tried on PPO in 8 CartPoles, 20 epochs over 256 rows: CPU seconds until 1,500 steps are
-learnt, with nothing kept, and steps per CPU second from then on (medians of 7 alternating rounds, other work beside):
+XLA can compile more cheaply. Tried on PPO in 8 CartPoles, 20 epochs over 256 rows: CPU seconds until 1,500
+steps are learnt, with nothing kept, and steps per CPU second from then on (medians of 7 alternating rounds,
+other work beside):
 
 | `XLA_FLAGS` | start | speed |
 |:-|-:|-:|
@@ -37,8 +38,9 @@ learnt, with nothing kept, and steps per CPU second from then on (medians of 7 a
 | `--xla_cpu_enable_concurrency_optimized_scheduler=false` | 11.3 | 1.05 |
 | `--xla_cpu_use_fusion_emitters=false` | 8.6 | 0.70 |
 
-The only one that is much cheaper costs what a longer run needs; the others differ by less than such rounds tell. So
-programs are compiled as XLA does by itself, but for the one of the initial weights, which runs once: 0.4 s, was 1.8.
+The only one that is much cheaper costs what a longer run needs; the others differ by less than such rounds
+tell. So programs are compiled as XLA does by itself, but for the one of the initial weights, which runs once:
+0.4 s, was 1.8.
 """
 PARTS = ("jax", "keras", "matplotlib", "pandas", "gymnasium", "optax", "pyarrow", "tensorboard", "operant")
 """Packages whose import is counted by itself, with what only they import."""

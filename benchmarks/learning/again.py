@@ -56,9 +56,9 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# Claims of presets, tried again",
         "",
-        "What a preset claimed, and what fresh seeds gave on the processor named. The mean of the fresh seeds",
-        "is inside if it lies in the 95 % prediction interval of the claimed seeds: one in twenty that does",
-        "not is no surprise. All in float32 on CPUs. Made by `benchmarks/learning/again.py`, which says more.",
+        "What a preset claimed, and what fresh seeds gave on the processor named. The mean of the fresh",
+        "seeds is inside if it lies in the 95 % prediction interval of the claimed seeds: one in twenty that",
+        "does not is no surprise. All in float32 on CPUs. Made by `benchmarks/learning/again.py`.",
         "",
         "| preset | claimed mean | seeds | fresh mean | fresh scores | expected | inside | processor |",
         "|---|---|---|---|---|---|---|---|",

@@ -228,7 +228,7 @@ def outcome(process, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 40 * COUNT)
 def test_processes_that_start_at_once_on_one_cache_compute_the_same(tmp_path):
-    """Also if every fourth is killed as it writes, and after that with bits flipped, and with programs found."""
+    """Also if every fourth is killed as it writes; after that with bits flipped, and with programs found."""
     cache = tmp_path / "cache"
     together = [begun(tmp_path / str(i), cache) for i in range(COUNT)]
     for i, each in enumerate(together[::4], 1):

@@ -163,6 +163,9 @@ def test_as_many_whole_rollouts_are_run_as_the_limit_has_room_for(make):
     assert int(counters.timesteps) == 48  # of each four rows one holds a last observation
     agent.fit(max_steps=96)
     assert int(agent.session.driver.train.counters.rows) == 48
+    agent.fit(max_steps=100)  # no whole number of rollouts: it is reached
+    counters = agent.session.driver.train.counters
+    assert (int(counters.rows), int(counters.timesteps)) == (80, 120)
     agent.close()
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import errno
+import os
 import threading
 import types
 from pathlib import Path

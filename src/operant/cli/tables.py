@@ -214,7 +214,7 @@ def table(
     width: int | None = None,
     stacked: bool | None = None,
 ) -> str:
-    """Return a pipe table under a title; long texts, the second column, are wrapped so that it fits the width.
+    """Return a pipe table under a title; long texts, the second column, are wrapped to fit the width.
 
     That is by default the terminal's; where none is, nothing is wrapped: a row is a line, for programs to
     read. If the other columns leave too little room, texts are put below them instead; `stacked` says

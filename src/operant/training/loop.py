@@ -74,6 +74,23 @@ class Outcome(NamedTuple):
         return f"{self.message}: {came} ({', '.join(details)})"
 
 
+def counted(limit: int | None, step: int, rows: int, rollout: int, begun: int) -> int:
+    """Return the steps of a run as `max_steps` counts them: those that environments took.
+
+    Where it is a whole number of rollouts, their rows are counted, which may be more: so many are run,
+    however short episodes are.
+
+    Args:
+        limit: `max_steps`.
+        step: environment steps of this run.
+        rows: its rows, of which one per episode holds a last observation.
+        rollout: rows of a rollout; 0: the algorithm does not learn from each once.
+        begun: steps at which the run began.
+    """
+    whole = rollout > 0 and limit is not None and (limit - begun) % rollout == 0
+    return begun + (rows if whole else step)
+
+
 class TrainingLoop:
     """One training run: an algorithm, the driver that collects and learns, and where records go.
 
@@ -152,13 +169,14 @@ class TrainingLoop:
 
     @property
     def counted(self) -> int:
-        """Steps as `max_steps` counts them: environment steps, or where each block is a rollout the rows of
-        whole ones, so that as many are run as `max_steps` has room for, however short episodes are.
-        """
-        if not self.driver.learner.learns_from_every_block:
-            return self.step
-        rows = (self._earlier + self._collected) * self.driver.block_steps
-        return self.progress.origin.step + rows
+        """Steps as `max_steps` counts them, see `counted`."""
+        rows, begun = (self._earlier + self._collected) * self._rollout, self.progress.origin.step
+        return counted(self.run.max_steps, self.driver.step, rows, self._rollout, begun)
+
+    @property
+    def _rollout(self) -> int:
+        """Rows of a rollout in all environments, of an algorithm that learns from each once; else 0."""
+        return self.driver.block_steps if self.driver.learner.learns_from_every_block else 0
 
     def restore(self, saved: checkpoint.Checkpoint, changed: Collection[str] = ()) -> None:
         """Continue from a checkpoint (if it fits: CheckpointError), but keep the options in `changed`."""
@@ -214,14 +232,14 @@ class TrainingLoop:
         tree = {"train": train, "driver": self.driver.snapshot()}
         if directory is None:
             return None
-        rollouts = self.driver.learner.learns_from_every_block
         header = {
             "specification": self.specification,
             "training": {
                 **self.progress.to_dict(),
                 "skipped": self.progress.skipped + self.driver.skipped(),
                 "step": self.driver.step,
-                "counted": int(train.counters.rows) * self.run.n_envs if rollouts else self.driver.step,
+                "rows": int(train.counters.rows) * self.run.n_envs,
+                "rollout": self._rollout,
                 "memory": memory,
                 "ended": self.ended,
             },

@@ -30,7 +30,7 @@ from operant.tracking.tensorboard import PREFIX
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers, loggers_of
-from operant.training.loop import TrainingLoop
+from operant.training.loop import TrainingLoop, counted
 from operant.training.run_dir import (
     BEST,
     LIMITS,
@@ -150,17 +150,19 @@ def _reached(directory: Path, limit: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resuming will say which ones were skipped
         with reading(repr(shown(place))):
-            step = _step(checkpoint.latest_header(place))
+            step = _step(checkpoint.latest_header(place), limit)
             if step >= limit:
                 whole = checkpoint.newest(place)
-                step = _step(None if whole is None else whole.header)
+                step = _step(None if whole is None else whole.header, limit)
     return step
 
 
-def _step(header: dict[str, Any] | None) -> int:
+def _step(header: dict[str, Any] | None, limit: int) -> int:
     if header is None:
         return 0
-    return int(header["training"]["counted"]) + int(header["training"]["origin"]["step"])
+    numbers = header["training"]
+    step, rows, rollout = (int(numbers[name]) for name in ("step", "rows", "rollout"))
+    return counted(limit, step, rows, rollout, int(numbers["origin"]["step"]))
 
 
 def train(plan: ExperimentConfig, command: str | None = None, logger: Any = None) -> TrainingResult:

@@ -280,6 +280,10 @@ class GymnasiumSubEnv:
             return [self._codec.decode_one(actions, i) for i in range(n)]
         return self._codec.decode(actions, True)
 
+    def native_action(self, action: Flat) -> Any:
+        """Return what one environment takes."""
+        return self._codec.decode(action, False)
+
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
         try:
@@ -352,7 +356,7 @@ class GymnasiumEnv(SpacesEnv):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
-            flat, reward, terminated, truncated = self._flat.step(self.codec.decode(actions, False))
+            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
         except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
