@@ -31,7 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from gymnasium import spaces
 
-from operant.envs.connection import Connection
+from operant.envs.remote.restarting import Connection
 from operant.envs.remote import connect
 
 RESULTS = Path(__file__).parent / "results"

@@ -41,7 +41,7 @@ from operant.spec import options, presets
 from operant.spec.run import RunConfig
 from operant.tracking import History, interval, learning_curve, read_history
 from operant.training.environments import host_vector
-from operant.training.evaluate import evaluate
+from operant.training.evaluate import Evaluator
 from operant.training.train import ExperimentConfig, resumed, train
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +183,7 @@ def play(directory: Path) -> list[float]:
     with operant.Agent.load(directory) as agent, host_vector(run, 10) as env:
         assert agent.engine is not None
         seed = 10_000 + (run.seed or 0)
-        finished = evaluate(agent.learner, agent.engine.train, env, LAST_EPISODES, seed=seed)
+        finished = Evaluator(agent.learner, env).run(agent.engine.train, LAST_EPISODES, seed=seed)
     return [episode.reward for episode in finished]
 
 
