@@ -31,8 +31,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from gymnasium import spaces
 
-from operant.envs.remote.restarting import Connection
 from operant.envs.remote import connect
+from operant.envs.remote.restarting import Connection
 
 RESULTS = Path(__file__).parent / "results"
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "throughput.png"
