@@ -372,6 +372,7 @@ def test_training_moves_sigma_and_syncs_it_to_the_target():
     assert np.isfinite(metrics[-1]["loss/td"])
 
 
+@pytest.mark.slow
 def test_a_target_that_is_synced_later_than_steps_are_counted_stays():
     agent = compiled("dqn", Countdown(), target_sync_steps=10**10, buffer_initial_size=4)
     train = agent.run(0, 10)[0]

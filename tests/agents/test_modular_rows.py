@@ -67,6 +67,7 @@ def drawn(low, high):
     return lambda _: int(generator.integers(low, high))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "actors", "options"),
     [

@@ -652,6 +652,7 @@ print(step)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_newest_whole_one_loads(tmp_path):
     """Children save in a loop, under new names and over an old one, and are killed at random moments."""
     command = [sys.executable, "-c", KILLER, str(tmp_path), "30"]

@@ -523,10 +523,14 @@ def test_presets_are_legal():
                 "out.\n",
             )
             for command, names in (
-                (["play", "ppo"], ["--n-envs", "--checkpoints", "--log-frequency"]),
+                (["play", "ppo"], ["--n-envs", "--log-frequency"]),
                 (["tune", "ppo"], ["--target-reward", "--run-dir"]),
             )
             for name in names
+        ),
+        (
+            ["play", "ppo", "--env", "x", "--checkpoints", "1"],
+            "Unknown flag '--checkpoints' for play ppo. What it writes is read by --weights.\n",
         ),
         (
             ["play", "ppo", "--episode=3"],

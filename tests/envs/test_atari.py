@@ -569,6 +569,7 @@ def test_games_are_trained_alike_however_they_are_given(given):
     assert seen(score, n)[:2] == [(3.0, False, 3.0), (3.0, True, 3.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["a function", pytest.param("functions", marks=pytest.mark.slow)])
 def test_lives_are_counted_in_this_process_also_where_a_function_makes_the_games(given, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2])

@@ -93,6 +93,7 @@ def test_what_is_finite_goes_on(module):
     assert trainer.fit(max_steps=100).mean_reward == 9.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     """The exit status tells; the history ends before it, and what goes on begins with new episodes."""

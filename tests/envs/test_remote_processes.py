@@ -380,6 +380,7 @@ def test_after_ctrl_c_in_a_call_reset_begins_another_episode(module):
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["step", "reset"])
 @pytest.mark.parametrize(
     "blocking, manner", [(False, {}), slow(False, {"batch_agent_calls": True}), (True, {})]

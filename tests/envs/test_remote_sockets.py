@@ -749,6 +749,7 @@ def test_environment_create_serves(tmp_path):
             r"Serving 1 x CartPole-v1 on port (\d+) at 127.0.0.1 \(no token, no TLS\)\n", told
         ).group(1)
     )
+    assert process.stdout.readline().startswith("Use it by Environment.create(")
     with clients(port) as (connection,):
         assert ask(connection).terminal == 0
     process.send_signal(signal.SIGINT)

@@ -174,6 +174,7 @@ def test_flags_of_vectors_are_flags(flags):
             env.step({"action": np.zeros(2, np.int32)})
 
 
+@pytest.mark.slow
 def test_the_device_refuses_categories_that_are_none():
     from operant.envs.native.native_env import TimeStep
     from operant.spec.spaces import Spaces

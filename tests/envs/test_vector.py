@@ -920,6 +920,7 @@ def test_a_killed_worker_is_replaced_and_its_episodes_are_cut(module, caplog):
 PPO = {"n_steps": 8, "mini_batches": 1, "ppo_epochs": 1, "model": [{"type": "dense", "size": 4}]}
 
 
+@pytest.mark.slow
 def test_nothing_is_learnt_from_a_step_that_no_environment_took(module, tmp_path, monkeypatch):
     """It would have cost nothing, where all others cost one: the action that ends a simulator would be the
     best."""
@@ -944,6 +945,7 @@ def test_nothing_is_learnt_from_a_step_that_no_environment_took(module, tmp_path
     np.testing.assert_array_equal(first.observation["state"][2], first.observation["state"][3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["processes", "elsewhere"])
 def test_what_was_lost_is_no_episode_of_an_evaluation(module, tmp_path, how):
     given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
@@ -954,6 +956,7 @@ def test_what_was_lost_is_no_episode_of_an_evaluation(module, tmp_path, how):
         assert env.lost is None and [episode.length for episode in found] == [5, 5]
 
 
+@pytest.mark.slow
 def test_an_evaluation_ends_where_one_environment_is_lost_again_and_again(module):
     """Others in its worker come to their ends, so that the worker may be replaced for ever."""
     with create(
@@ -994,6 +997,7 @@ def test_an_evaluation_may_lose_environments_between_episodes_that_came_to_their
     assert [(episode.actor, episode.length) for episode in found] == [(1, 1), (0, 20)]
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_runner_plays_another_episode_for_one_that_was_lost(module, tmp_path):
     given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
     with operant.Runner(agent={"agent": "ppo", **PPO}, environment=given, remote="multiprocessing") as runner:
@@ -1001,6 +1005,7 @@ def test_an_evaluation_of_a_runner_plays_another_episode_for_one_that_was_lost(m
         assert runner.restarts == 1 and runner.evaluation_timesteps == [5, 5]
 
 
+@pytest.mark.slow
 def test_a_runner_learns_nothing_from_a_step_that_no_environment_took(module, tmp_path):
     given = {"environment": module.Quitting, "file": str(tmp_path / "quit")}
     with operant.Runner(agent={"agent": "ppo", **PPO}, environment=given, remote="multiprocessing") as runner:
@@ -1091,6 +1096,7 @@ def test_a_worker_that_never_starts_is_an_error(module, tmp_path):
             env.step(act(3))
 
 
+@pytest.mark.slow
 def test_a_worker_whose_episodes_come_to_their_end_may_be_lost_again(module):
     with create(
         {"environment": module.Count, "length": 2}, 2, "processes", num_workers=2, max_restarts=1
@@ -1120,6 +1126,7 @@ def test_after_ctrl_c_reset_begins_anew(module):
         assert env.restarts == 4
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(module):
     with create(
         module.Count, 2, "processes", num_workers=2, timeout_seconds=0.5, max_restarts=1, check="never"
@@ -1165,6 +1172,7 @@ def run_script(tmp_path, text, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent_and_know_its_classes(tmp_path):
     text = """
         if __name__ == "__main__":

@@ -237,6 +237,7 @@ def test_a_window_without_a_display(monkeypatch):
     pygame.display.quit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("display", "rc"), [("egl", 0), ("glfw", 2)])
 def test_mujoco_without_a_display(display, rc, tmp_path):
     """In a process of its own: MuJoCo asks once where to draw."""
@@ -382,6 +383,7 @@ def test_native_environments_borrow_pictures(tmp_path):
     assert len(played.files) == 4
 
 
+@pytest.mark.slow
 def test_an_agent_without_environment_plays_its_newest_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, agent in (("first", "a2c"), ("second", "a2c"), ("other", "random")):

@@ -209,6 +209,7 @@ def test_masks_reach_the_agent():
         assert runner.episode_returns == [5.0] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [PPO, pytest.param(DQN, marks=pytest.mark.slow)])
 def test_a_game_may_end_where_no_move_is_left(spec, tmp_path):
     with Runner({**spec, "recorder": str(tmp_path)}, Game, num_parallel=2) as runner:
@@ -433,6 +434,7 @@ def test_a_callback_evaluates_by_a_runner_of_its_own(runner, agent):
     assert runner.episodes == len(runner.episode_returns) == len(scores) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "agent",
     ["random", {"type": "modular", "update": {"unit": "timesteps", "batch_size": 4, "frequency": "never"}}],

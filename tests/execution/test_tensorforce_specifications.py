@@ -528,6 +528,7 @@ OUTSIDE = {*COMMON, "max_episode_timesteps"} - {
 """Arguments that are not the algorithm's."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_specifications_are_built_and_traced(case):
     states, actions, spec = CASES[case]

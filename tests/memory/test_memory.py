@@ -628,6 +628,7 @@ def test_bad_requests(key):
         replay.update_priorities(state, jnp.zeros((1, 2), jnp.int32), jnp.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("longest", "held"), [(10_000, 119), (1, 65)])
 def test_a_memory_of_frames_has_begun_once_a_ring_is_full(longest, held):
     """Not before: with long episodes that is the ring of rows, with short ones that of frames: 133, four

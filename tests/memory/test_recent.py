@@ -53,6 +53,7 @@ def test_it_holds_the_newest_rows_in_order_and_what_follows_them(count):
         assert_holds(last, rows(first + count - known, known, 3))
 
 
+@pytest.mark.slow
 def test_actors_out_of_step_keep_their_own_rows():
     memory = Recent(4, 2)
     state = memory.init(EXAMPLE)

@@ -724,6 +724,7 @@ def test_an_agent_without_files_has_empty_lists(monkeypatch):
     assert operant.agents["ppo"]["model"] == {"ann": [], "cnn": []}
 
 
+@pytest.mark.slow
 def test_old_import_paths_stand_and_load_nothing():
     code = (
         "import operant, sys; before = set(sys.modules)\n"

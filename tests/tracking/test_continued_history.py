@@ -36,6 +36,7 @@ def write(path, step=1000, best=60.0):
     history.close()
 
 
+@pytest.mark.slow
 def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write("h.parquet")
@@ -62,6 +63,7 @@ def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
     assert (after["step"][: len(rows["step"])] == rows["step"]).all()
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_checkpoint_begins_anew_where_the_history_ended(
     tmp_path, monkeypatch, capsys
 ):

@@ -238,6 +238,7 @@ def test_agents_of_the_same_second_have_folders_of_their_own(tmp_path):
     assert [len(read(tmp_path / name).Scalars("reward")) for name in names(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_old_folders_of_agents_go(tmp_path, monkeypatch):
     clock = iter(["summary-20200101-000000"] * 11 + ["summary-20200102-000000"] * 2)
     monkeypatch.setattr("time.strftime", lambda _: next(clock))
@@ -252,6 +253,7 @@ def test_old_folders_of_agents_go(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_folders_of_others_and_of_agents_that_write_stay(tmp_path):
     running = run(tmp_path, steps=1, filename="summary-20200101-000000")
     for i in range(2, 6):

@@ -29,6 +29,7 @@ def test_commands_that_are_shown_are_quoted():
     assert resuming("runs/1", "mine:A", "its:E") == "operant train mine:A --resume runs/1 --env its:E"
 
 
+@pytest.mark.slow
 def test_a_history_that_others_continued_keeps_their_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
@@ -138,6 +139,7 @@ def test_a_target_is_reached_at_the_same_step_in_two_parts_as_in_one(monkeypatch
     assert steps[0] == steps[1]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_the_weights_from_which_it_began(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     told = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True}
@@ -158,6 +160,7 @@ def test_a_run_goes_on_without_the_weights_from_which_it_began(monkeypatch, tmp_
     opened("run")[0].environments.close()
 
 
+@pytest.mark.slow
 def test_a_run_in_environments_of_a_program_is_not_resumed_in_others(tmp_path):
     def scaled():
         return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: reward / 100)

@@ -233,6 +233,7 @@ def test_how_many_blocks_one_call_runs_does_not_matter(name):
     assert again.metrics() == pytest.approx(metrics, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONCE)
 def test_finished_episodes_are_what_happened(name):
     """Return, length, actor and step of every episode, against the blocks themselves."""

@@ -198,6 +198,7 @@ def test_checkpoints_come_after_the_evaluations_that_they_count():
     assert len(seen) > 3 and all(step <= written for step, written in seen)
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluations_can_be_resumed_with_them():
     train(plan(max_steps=300))
     train(resumed("run", {"max_steps": 450, "eval_frequency": 100}))
@@ -207,6 +208,7 @@ def test_a_run_without_evaluations_can_be_resumed_with_them():
     assert [step // 100 for step in np.unique(rows()["step"])] == [2, 3, 4, 5, 5]
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_is_made_up_for(monkeypatch):
     train(plan(eval_frequency=200, eval_episodes=3))
     whole, calls = Evaluation.run, []
@@ -484,6 +486,7 @@ def test_classes_save_and_load():
     other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "env", "options"),
     [

@@ -41,6 +41,7 @@ class Counts(gymnasium.Env):
         return np.full(1, self.t, np.float32), float(self.t), self.t >= self.length, False, {}
 
 
+@pytest.mark.slow
 def test_what_fails_before_it_has_learnt_leaves_nothing(monkeypatch, tmp_path):
     """The same folder is taken again, also one that was there before."""
     monkeypatch.chdir(tmp_path)
@@ -110,6 +111,7 @@ def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_
     assert outcome.step > 38_000 and checkpoint.latest("run/checkpoints").name == f"step-{outcome.step:012d}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_last_checkpoint_that_cannot_be_written_names_the_one_to_go_on_from(
     monkeypatch, tmp_path, capsys, earlier
@@ -224,6 +226,7 @@ def restored_signals():
     signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("envs", "callback", "told"),
     [

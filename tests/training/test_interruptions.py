@@ -26,6 +26,7 @@ from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.train import ExperimentConfig, train
 
 
+@pytest.mark.slow
 def test_a_call_of_act_that_is_interrupted_leaves_no_row(tmp_path, monkeypatch):
     agent, twin = create(), create()
     for one in (agent, twin):
@@ -131,6 +132,7 @@ class Slow(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, Slow.steps % 5 == 0, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_steps", "steps"), [(4, 20), pytest.param(1000, 0, marks=pytest.mark.slow)])
 def test_a_run_in_a_slow_environment_ends_soon(n_steps, steps, monkeypatch, tmp_path):
     """Between two calls of few blocks, or where one block takes long, within it, which is forgotten then."""

@@ -88,6 +88,7 @@ def test_paths_of_a_run_are_those_of_its_beginning(here, monkeypatch):
     assert list(json.loads((other / "run.json").read_text())["weights"]) == [str(here / "w/a2c")]
 
 
+@pytest.mark.slow
 def test_paths_of_seeds_are_those_of_the_beginning(here, monkeypatch):
     Path("net.json").write_text(json.dumps(NET))
     Path("agent.json").write_text(json.dumps({"type": "a2c", "model": "net.json"}))
@@ -113,6 +114,7 @@ def test_paths_of_an_algorithm_class_are_those_of_its_beginning(here, monkeypatc
     assert data["fits"] == 2 and data["run"]["run_dir"] == str(here / "r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["jax:CartPole-v1", "CartPole-v1"])
 def test_messages_show_paths_within_the_working_directory_as_relative(here, env, capsys):
     flags = ["--env", env, "--max-steps", "100", "--seed", "3", "--model", json.dumps(NET)]

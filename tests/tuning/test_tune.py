@@ -1111,6 +1111,7 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
     assert "The study 's' tunes ppo, not dqn." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_real_settings_that_cannot_be_built_leave_nothing_behind(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["tune", "dqn", "--env", "jax:Pendulum-v1", "--lr", "1e-4", "1e-2"]) == 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from operant.cli import parse, tables
+from operant.tracking import figures
 from operant.tracking.console import tell, wait
-from operant.tracking.figures import PlotConfig, plot
+from operant.tracking.figures import PlotConfig
 
 
 def run(arguments: list[str]) -> int:
@@ -16,7 +17,7 @@ def run(arguments: list[str]) -> int:
     paths = values.pop("runs")
     config = PlotConfig.from_dict(values)
     wait("Plotting", line=False)
-    tell(f"Wrote {plot(paths, config)}")
+    tell(f"Wrote {figures.plot(paths, config)}")
     return 0
 
 
