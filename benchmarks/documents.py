@@ -97,7 +97,7 @@ def train(name: str, seed: int, runs: Path, minutes: float | None) -> None:
 def found(name: str, seed: int, runs: Path) -> dict[str, Any] | None:
     """Return how far a command has come; None if it has not begun."""
     folder = runs / f"{name}-{seed}"
-    if not (folder / "run" / "history.parquet").is_file():
+    if not (folder / "run" / "history.parquet").exists():
         return None
     history = read_history(folder / "run" / "history.parquet")
     facts = json.loads((folder / "run" / "run.json").read_text())
@@ -168,7 +168,7 @@ def main() -> None:
             continue
         results[name] = [rows[seed] for seed in sorted(rows)]
         histories = [arguments.runs / f"{name}-{seed}" / "run" / "history.parquet" for seed in sorted(rows)]
-        if here := [str(file) for file in histories if file.is_file()]:
+        if here := [str(file) for file in histories if file.exists()]:
             learning_curve({name: here}, IMAGES / f"documents-{name}.png", title=name)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     begin, end = MARKS
