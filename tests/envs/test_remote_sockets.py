@@ -491,6 +491,7 @@ def processes():
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])},
         )
         started.append(process)
+        assert process.stdout.readline().startswith("Starting ")
         return process, int(re.search(r"on port (\d+)", process.stdout.readline()).group(1))
 
     yield start_one
