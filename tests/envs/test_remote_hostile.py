@@ -206,17 +206,28 @@ def test_many_that_only_hold_the_line_do_not_lock_others_out():
             stranger.sock.close()
 
 
-def test_clients_that_cannot_be_greeted_lock_nobody_out(monkeypatch):
+@pytest.mark.parametrize("lacking", ["Channel", "thread"])
+def test_clients_that_cannot_be_greeted_lock_nobody_out(monkeypatch, lacking):
     """As many as are greeted at once, for each of whom something fails before the greeting."""
     from operant.envs.remote import server as module
 
     with Server(resolve("CartPole-v1"), token=TOKEN, processes=False) as server:
         with monkeypatch.context() as patched:
+            if lacking == "Channel":
 
-            def fail(sock):
-                raise OSError("the client went")
+                def fail(sock):
+                    raise OSError("the client went")
 
-            patched.setattr(module, "Channel", fail)
+                patched.setattr(module, "Channel", fail)
+            else:
+                start = threading.Thread.start
+
+                def refuse(thread):
+                    if thread._target == server._client:
+                        raise RuntimeError("can't start new thread")
+                    start(thread)
+
+                patched.setattr(threading.Thread, "start", refuse)
             strangers = [Stranger(server) for _ in range(module._MOST_GREETINGS)]
             deadline = time.monotonic() + 20
             while server.rejected < len(strangers) and time.monotonic() < deadline:

@@ -548,12 +548,22 @@ def test_keras_models_that_do_not_fit(whole):
 
 
 def test_keras_allocates_nothing_itself(whole):
-    """Neither a network, whose arrays are those of `init`, nor later what was made for one that failed."""
+    """Neither a network, whose arrays are those of `init`, nor later what was made for one that failed.
+
+    The large one's weights are 2^40 numbers of 4 bytes, 6 times (3 inputs, a bias, 2 outputs), and 2 more.
+    """
     pending = keras().src.backend.common.global_state.get_global_attribute
     made = build([{"type": "dense", "size": 8}], VECTOR, Q)._network
     assert [v._value for v in made.variables] == [None] * 4
-    with pytest.raises(SpecError, match="needs an input of shape"):
-        build([{"type": "dense", "size": 2**40}, {"type": "conv2d", "size": 2}], VECTOR, Q)
+    for rest, message in (
+        (
+            ["flatten"],
+            r"takes 26,388,279,066,632 bytes, and [\d,]+ are free. .* 'body.dense0/kernel' of shape",
+        ),
+        ([{"type": "conv2d", "size": 2}], "needs an input of shape"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            build([{"type": "dense", "size": 2**40}, *rest], VECTOR, Q)
     assert not pending("uninitialized_variables")
     model = build(whole, VECTOR, AC)
     assert all(v._value is not None for v in whole.variables)

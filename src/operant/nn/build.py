@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from operant.errors import SpecError, suggest
@@ -17,7 +19,8 @@ from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_
 from operant.nn.layer_lists import config, from_config, takes_integers
 from operant.nn.model import Model, ModelInput
 from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, boundary, parse
-from operant.nn.weights import collect, undrawn
+from operant.nn.weights import Weight, collect, undrawn
+from operant.spec.runtime import free_memory
 from operant.spec.spaces import Leaf
 
 
@@ -103,6 +106,7 @@ def build(
                 else zip(source.weights, copy.weights, strict=True)
             )
         weights = collect(built, scope, copied)
+        _expect_room(weights)
     return Model(
         built,
         weights,
@@ -113,6 +117,18 @@ def build(
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
+
+
+def _expect_room(weights: Sequence[Weight]) -> None:
+    """Refuse a network whose weights alone do not fit into the device's memory, before they are drawn."""
+    sizes = {w: math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights}
+    size, free = sum(sizes.values()), free_memory(jax.local_devices()[0])
+    if free is not None and size > free:
+        largest = max(sizes, key=lambda w: sizes[w])
+        raise SpecError(
+            f"The network takes {size:,} bytes, and {free:,} are free. Most are for {largest.name!r} of "
+            f"shape {list(largest.shape)}. Use smaller layers."
+        )
 
 
 def _warn_of_channels(fed: Mapping[str, Leaf]) -> None:

@@ -210,7 +210,14 @@ class Server:
                 thread = threading.Thread(target=self._client, args=(sock, address), daemon=True)
                 with self._lock:
                     self._threads.add(thread)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no more threads now; there may be one for the next client
+                    with self._lock:
+                        self._threads.discard(thread)
+                        self._greeting -= 1
+                    sock.close()
+                    self._reject(address, str(error))
 
     def _client(self, sock: socket.socket, address: object) -> None:
         greeting = True
