@@ -57,6 +57,8 @@ class Count(Environment):
             time.sleep(60)
         if actions == 8:
             return self.observe(), False, "much"
+        if actions == 9:
+            raise SystemExit(6)
         return self.observe(), self.t == self.length, 0.1 * self.t
 
 

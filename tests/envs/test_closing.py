@@ -1,5 +1,6 @@
 """Environments whose `close` raises or hangs: what they were needed for is done."""
 
+import sys
 import time
 
 import gymnasium
@@ -39,6 +40,8 @@ class Unclosing(gymnasium.Env):
         Unclosing.calls += 1
         if self.how == "raise":
             raise RuntimeError("window is gone")
+        if self.how == "exit":
+            sys.exit(3)
         if self.how == "text":
             raise UntoldError
         time.sleep(1000)
@@ -61,7 +64,8 @@ def own(how):
 
 
 TEXTS = {
-    "raise": r"close of '\w+' raised RuntimeError: window is gone \(.*line 41: .*\); it counts as closed",
+    "raise": r"close of '\w+' raised RuntimeError: window is gone \(.*line 42: .*\); it counts as closed",
+    "exit": r"close of '\w+' raised SystemExit: 3 \(.*\); it counts",
     "text": r"close of '\w+' raised UntoldError: \(its text raises ValueError\) \(.*\); it counts",
     "hang": r"close of '\w+' hangs; it counts as closed",
 }

@@ -132,6 +132,7 @@ def test_workers_load_neither_jax_nor_keras_nor_secrets(module, monkeypatch):
         (2, r"did not answer within 0.7 s"),
         slow(3, r"ended with exit code 5"),
         (4, r"was killed by signal 9"),
+        (9, r"failed: SystemExit: 6\nWorker 0, traceback .*in execute"),
         (
             5,
             r"failed: execute of 'Count' \(step 3 of its episode\) returned states.*must be finite",

@@ -1,5 +1,7 @@
 """Environments, callbacks and disks that fail: what was learnt before is saved."""
 
+import enum
+import functools
 import signal
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 from tests.execution.test_agent import NET
 
-from operant import checkpoint
+from operant import Runner, checkpoint
 from operant.checkpoint import durable
 from operant.cli import main
+from operant.envs.validation_errors import raise_of_handler
 from operant.errors import EnvError
 from operant.execution.trainers.trainer import trainer
 from operant.spec.run import RunConfig
@@ -228,20 +231,79 @@ def restored_signals():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("envs", "callback", "told"),
+    ("envs", "callback", "error", "told"),
     [
-        (Leaves, None, "^0$"),
-        ("CartPole-v1", ends, "^3$"),
-        (Told, None, "^4$"),
+        (
+            Leaves,
+            None,
+            EnvError,
+            r"^Environment 0 of 'Leaves' raised SystemExit in step: 0 \(.*, line \d+",
+        ),
+        ("CartPole-v1", ends, SystemExit, "^3$"),
+        (Told, None, SystemExit, "^4$"),
     ],
 )
 def test_what_was_learnt_before_somebody_ended_the_program_is_saved(
-    envs, callback, told, tmp_path, restored_signals
+    envs, callback, error, told, tmp_path, restored_signals
 ):
     signal.signal(signal.SIGUSR1, Program().ends)
     envs = envs if isinstance(envs, str) else [envs()]
     agent = trainer("A2C")(envs, model=NET, n_steps=4, run_dir=str(tmp_path / "run"), quiet=True)
-    with pytest.raises(SystemExit, match=told):
+    with pytest.raises(error, match=told):
         agent.fit(max_steps=100_000_000, callback=callback)
     header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
     assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "told"),
+    [
+        (Leaves, EnvError, r"^'Leaves' raised SystemExit in execute: 0 \(.*, line \d+"),
+        (Told, SystemExit, "^4$"),
+    ],
+)
+def test_a_runner_tells_which_environment_ended_the_program(env, error, told, restored_signals):
+    signal.signal(signal.SIGUSR1, Program().ends)
+    with (
+        pytest.raises(error, match=told),
+        Runner("random", environment=env(), max_episode_timesteps=9) as runner,
+    ):
+        runner.run(num_episodes=1000)
+
+
+class Unmade(Leaves):
+    def __init__(self):
+        raise SystemExit(0)
+
+
+def test_an_environment_that_ends_the_program_as_it_is_made_is_told():
+    told = r"^'Unmade' raised SystemExit as it was made: 0 \(.*, line \d+"
+    for make in (lambda: Runner("random", Unmade), lambda: trainer("A2C")(Unmade, model=NET)):
+        with pytest.raises(EnvError, match=told):
+            make()
+
+
+@pytest.mark.parametrize("handler", [Program(), functools.partial(Program().ends, status=4)])
+def test_handlers_of_every_kind_end_the_program(handler, restored_signals):
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(SystemExit) as caught:
+        signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(SystemExit, match="^4$"):
+        raise_of_handler(caught.value)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise_of_handler(caught.value)
+
+
+class Gear(enum.Enum):
+    FIRST = 1
+
+    @classmethod
+    def _missing_(cls, value):
+        raise SystemExit(0)
+
+
+def test_what_the_system_handles_is_no_handler():
+    """`signal.SIG_DFL` is an entry of an enum, which is called, too."""
+    with pytest.raises(SystemExit) as caught:
+        Gear(2)
+    raise_of_handler(caught.value)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from operant.envs.validated_env import ValidatedEnv
-from operant.errors import UsageError
+from operant.envs.validation_errors import raise_of_handler
+from operant.errors import EnvError, UsageError, told
 
 
 class Answer(NamedTuple):
@@ -46,7 +47,10 @@ class LocalConnection:
     def send_reset(self, seed: int | None = None) -> None:
         """Begin an episode."""
         began = time.perf_counter()
-        states, parallel = self.environment.reset(seed=seed), None
+        try:
+            states, parallel = self.environment.reset(seed=seed), None
+        except SystemExit as error:
+            raise self._exit_error(error, "reset") from error
         if self.num_actors > 1:
             parallel, states = states
         self._answer = Answer(states, 0, 0.0, parallel, time.perf_counter() - began)
@@ -54,9 +58,16 @@ class LocalConnection:
     def send_execute(self, actions: Any) -> None:
         """Take a step."""
         began = time.perf_counter()
-        *parallel, states, terminal, reward = self.environment.execute(actions)
+        try:
+            *parallel, states, terminal, reward = self.environment.execute(actions)
+        except SystemExit as error:
+            raise self._exit_error(error, "execute") from error
         seconds = time.perf_counter() - began
         self._answer = Answer(states, terminal, reward, parallel[0] if parallel else None, seconds)
+
+    def _exit_error(self, error: SystemExit, call: str) -> EnvError:
+        raise_of_handler(error)
+        return EnvError(f"{self.name!r} {told(error, f'in {call}')}")
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Return whether anything was asked."""

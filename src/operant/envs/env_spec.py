@@ -18,9 +18,10 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
+from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import VectorEnv
 from operant.envs.vector.batched import NativeEnvironment, from_native
-from operant.errors import SpecError, UsageError
+from operant.errors import EnvError, SpecError, UsageError, told
 from operant.spec import build, import_object
 
 HERE = (
@@ -54,6 +55,13 @@ class EnvSpec:
 
     def make(self) -> Any:
         """Make one (`Environment`, `gymnasium.Env`, vector, `NativeEnv`), bare; OperantError: it fails."""
+        try:
+            return self._make()
+        except SystemExit as error:
+            raise_of_handler(error)
+            raise EnvError(f"{self.name!r} {told(error, 'as it was made')}") from error
+
+    def _make(self) -> Any:
         if self.is_object:
             return self.target
         if isinstance(self.target, GymnasiumSpec):

@@ -7,8 +7,10 @@ for floats a little outside their bounds, as they come from many environments: t
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -253,13 +255,23 @@ def brief(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
+def raise_of_handler(error: BaseException) -> None:
+    """Raise a `SystemExit` of a signal handler again: it is to end the program, and no fault inside."""
+    if not isinstance(error, SystemExit):
+        return
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
 def close(environment: Any) -> None:
     """Close what somebody else wrote. That it raises or hangs is a warning: it has done its work."""
     name = type(getattr(environment, "unwrapped", environment)).__name__
     try:
         with _alarm(CLOSE_SECONDS):
             environment.close()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        raise_of_handler(error)
         hangs = isinstance(error, _HangError)
         how = "hangs" if hangs else told(error)
         warnings.warn(f"close of {name!r} {how}; it counts as closed.", RuntimeWarning, stacklevel=3)
@@ -283,3 +295,12 @@ def _alarm(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _code(handler: Any) -> Any:
+    """Return the code that a signal handler runs, be it a function, method, partial or callable object."""
+    if not callable(handler):  # the system's
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -20,6 +20,7 @@ from operant.envs.validation_errors import (
     Check,
     ObservationValidator,
     finite_error,
+    raise_of_handler,
 )
 from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
@@ -171,7 +172,7 @@ class SyncVectorEnv(VectorEnv):
                 flat = env.reset(None if seed is None else seed_of(seed, self._offset + i))
                 for key, into in observation.items():
                     into[i] = flat[key]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._error(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset, self.lost = True, None
@@ -212,7 +213,7 @@ class SyncVectorEnv(VectorEnv):
                             self._infos.note(infos, i, env.info)
                 for key, into in components:
                     into[i] = flat[key]
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # some simulators raise SystemExit when they fail
                 raise self._error(i, error, "reset" if begins else "step") from error
         self.infos = infos
         if not isfinite(vdot(reward, reward)):
@@ -231,7 +232,8 @@ class SyncVectorEnv(VectorEnv):
         if fault is not None:
             raise self._error(fault[0], EnvError(fault[1]), "step")
 
-    def _error(self, i: int, error: Exception, call: str) -> EnvError:
+    def _error(self, i: int, error: Exception | SystemExit, call: str) -> EnvError:
+        raise_of_handler(error)
         who = f"Environment {self._offset + i} of {self.name!r}"
         if isinstance(error, SpaceError | EnvError):
             step = self._steps[i] if call == "step" else 0

@@ -23,7 +23,7 @@ import numpy as np
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
-from operant.envs.validation_errors import ObservationValidator
+from operant.envs.validation_errors import ObservationValidator, raise_of_handler
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import OperantError, shortened, text_of
@@ -199,7 +199,8 @@ def _serve(connection: Connection, descriptor: int) -> None:
         while (message := connection.recv_bytes()) != CLOSE:
             try:
                 task.answer(message, memory)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
+                raise_of_handler(error)
                 connection.send_bytes(FAULT + _described(error))
             else:
                 connection.send_bytes(OK)
@@ -226,7 +227,7 @@ def _run_main(begin: Mapping[str, Any]) -> None:
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
-def _described(error: Exception) -> bytes:
+def _described(error: Exception | SystemExit) -> bytes:
     text = shortened("".join(traceback.format_exception(error.__cause__ or error)).strip())
     kind = type(error).__name__
     message = str(error) if isinstance(error, OperantError) else f"{kind}: {text_of(error)}"
