@@ -860,7 +860,7 @@ def test_train_writes_a_run_that_an_agent_loads_and_that_resumes(capsys, tmp_pat
     for steps in ("512", "300"):
         err = fails(capsys, "train", "--resume", "run", "--max-steps", steps)
         assert re.search(
-            rf"The run in 'run' has 5\d\d steps already. Received: --max-steps {steps}. Give more", err
+            rf"The run in 'run' has [45]\d\d steps already. Received: --max-steps {steps}. Give more", err
         )
     for flags in ([], ["--target-reward", "1e9"]):
         err = fails(capsys, "train", "--resume", "run", *flags)
