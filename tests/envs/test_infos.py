@@ -247,7 +247,7 @@ def test_a_run_reports_evaluates_and_goes_on_with_them(tmp_path, monkeypatch):
     assert pq.read_table("run/history.parquet").column_names[-2:] == [f"info/{key}" for key in KEYS]
     assert reproduce("run").identical
     # The window is that of the checkpoint, until it is full of new episodes.
-    assert main(["train", "--resume", "run", "--max-steps", "92", "--quiet"]) == 0
+    assert main(["train", "--resume", "run", "--max-steps", "96", "--quiet"]) == 0
     last = rows(tmp_path / "run" / "metrics.jsonl")[-1]
     after = read_history("run/history.parquet")["info/is_success"]
     assert len(after) == len(history["step"]) + 2
