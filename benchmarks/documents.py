@@ -68,13 +68,12 @@ def train(name: str, seed: int, runs: Path, minutes: float | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "play.txt").is_file():
         return
-    steps = LIMITS.get(words[0], 20_000_000)
-    command = [sys.executable, "-m", "operant", "train", *words, "--seed", str(seed), "--run-dir", "run"]
-    command += [
-        "--max-steps",
-        str(steps),
-        *(["--resume"] if (folder / "run" / "checkpoints").exists() else []),
-    ]
+    command = [sys.executable, "-m", "operant", "train"]
+    if (folder / "run" / "checkpoints").exists():
+        command += ["--resume", "run"]
+    else:
+        limit = LIMITS.get(words[0], 20_000_000)
+        command += [*words, "--seed", str(seed), "--run-dir", "run", "--max-steps", str(limit)]
     with (folder / "output.txt").open("a") as output:
         run = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT

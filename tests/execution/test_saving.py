@@ -334,6 +334,20 @@ def forced_before_named(monkeypatch):
     return found
 
 
+def test_two_that_save_to_one_file_do_not_disturb_each_other(tmp_path, monkeypatch):
+    write = weight_files._WRITERS["numpy"]
+
+    def meanwhile(path, arrays):
+        write(path, arrays)
+        if arrays["a"] == 1:
+            weight_files.write(tmp_path / "agent.npz", {"a": np.array(2)}, {})
+
+    monkeypatch.setitem(weight_files._WRITERS, "numpy", meanwhile)
+    path = weight_files.write(tmp_path / "agent.npz", {"a": np.array(1)}, {})
+    assert weight_files.read(path)["a"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent.json", "agent.npz"]
+
+
 @pytest.mark.slow
 def test_saver_writes_what_was_learnt_without_acting(tmp_path):
     agent = create(recorder=str(tmp_path / "traces"))

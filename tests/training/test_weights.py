@@ -56,16 +56,11 @@ def test_weights_are_those_of_a_whole_agent(trained, path):
         assert agent.steps == 0
 
 
+SUFFIXES = [*weight_files.KINDS, ".tf"]
+
+
 @pytest.mark.parametrize(
-    "suffix",
-    [
-        ".npz",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in (*weight_files.KINDS, ".tf")
-            if kind != ".npz"
-        ),
-    ],
+    "suffix", [x if x == ".npz" else pytest.param(x, marks=pytest.mark.slow) for x in SUFFIXES]
 )
 def test_the_suffix_chooses_the_format_of_checkpoints(suffix, tmp_path):
     for name in ENVS:

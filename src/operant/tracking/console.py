@@ -121,6 +121,18 @@ class Console(Logger):
     training sends::
 
         time: 0:00:02, steps: 240, episodes: 10, speed: 225 steps/s, mean return: 22.7, best mean return: 25.5
+
+    Args:
+        max_steps: environment steps at which training ends, if known.
+        target_reward: mean return at which training ends, if any.
+        display_precision: decimals of returns.
+        quiet: print nothing at all.
+        live: whether to show the live display; None: if the stream is a terminal.
+        start_step: environment steps of the run before this process (a resumed run).
+        start_time: its seconds of training before this process.
+        start_episodes: its finished episodes before this process.
+        start_best: its best mean before this process; minus infinity: none.
+        stream: where to print; None: standard output.
     """
 
     def __init__(

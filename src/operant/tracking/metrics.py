@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,25 @@ def read_metrics(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def _drop_after(path: Path, step: float) -> None:
     """Truncate a file after its last whole line of at most that step; earlier lines stay as they are."""
-    end = position = 0
+    end = position = kept = 0
+    unread: list[int] = []  # numbers of lines that are not ours
     with open(path, "r+b") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             at = _step(line)
             if not line.endswith(b"\n") or at > step:
                 break
             position += len(line)
-            end = end if math.isnan(at) else position
+            if math.isnan(at):
+                unread.append(number)
+            else:
+                end, kept = position, len(unread)
         file.truncate(end)
+    if kept:
+        warnings.warn(
+            f"{path}: {kept} line(s) cannot be read, the first is line {unread[0]}. They stay as they are.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _step(line: bytes) -> float:

@@ -469,12 +469,8 @@ class TrainingLoop:
 
     def _account(self, finished: Sequence[EpisodeResult]) -> list[Record]:
         """Count episodes and hand them on; return the reports that are due at every n-th of them."""
-        episodes, records, score, every = (
-            list[EpisodeRecord](),
-            [],
-            self.progress.score,
-            self.run.log_frequency,
-        )
+        episodes, records = list[EpisodeRecord](), list[Record]()
+        score, every = self.progress.score, self.run.log_frequency
         (begun, first), elapsed = self._taken, self.progress.elapsed
         self._taken = elapsed, self.step
         pace = (elapsed - begun) / max(1, self.step - first)

@@ -63,7 +63,7 @@ def initializer(
         "a batch within the networks": 4 * rows * widest * runs,
     }
     expect_room(parts, device, {**vars(config), "environments": n})
-    # It runs once: on CPU, better code would take XLA longer than running it, 2.8 s for PPO's two networks.
+    # It runs once: on CPU, better code would take XLA 2.3 s more for PPO's two networks.
     here = jax.local_devices()[0] if device is None else device
     program = lowered.compile(compiler_options=_CHEAP if here.platform == "cpu" else None)
 

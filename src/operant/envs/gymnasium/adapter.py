@@ -274,15 +274,15 @@ class GymnasiumSubEnv:
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
 
+    def native_action(self, action: Flat) -> Any:
+        """Return what one environment takes."""
+        return self._codec.decode(action, False)
+
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
             return [self._codec.decode_one(actions, i) for i in range(n)]
         return self._codec.decode(actions, True)
-
-    def native_action(self, action: Flat) -> Any:
-        """Return what one environment takes."""
-        return self._codec.decode(action, False)
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
