@@ -101,8 +101,8 @@ class Server:
             raise
         if not is_loopback(host) and context is None:
             _log.warning(
-                "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers "
-                "out, and TLS (certificate and key) keeps others from reading.",
+                "Without TLS others on the network can read what passes between %r and its clients. Turn TLS "
+                "on with certificate and key.",
                 host,
             )
         self._selector = selectors.DefaultSelector()
