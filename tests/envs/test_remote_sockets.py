@@ -235,7 +235,7 @@ def test_beyond_this_machine_a_token_is_needed(caplog):
         serving("CartPole-v1", host="0.0.0.0", token=TOKEN.encode()) as server,
     ):
         assert f"host='{socket.gethostname()}'" in greeting(server)  # no client reaches 0.0.0.0
-        assert "Without TLS others on the network can read" in caplog.text
+        assert "Without TLS (certificate, key) others on the network can read" in caplog.text
     with pytest.raises(SpecError, match=r"host 'no.such.host.invalid' is not known"):
         connect(remote="socket-client", host="no.such.host.invalid", port=1)
 
