@@ -11,7 +11,7 @@ import pytest
 from operant.spec import presets
 
 LEARNING = Path(__file__).parents[2] / "benchmarks" / "learning"
-CHEAPEST = ("dqn:cartpole-500k-dueling", "dqn:cartpole-500k-n-step", "trpo:cartpole")
+CHEAPEST = ("ppo:cartpole", "dqn:cartpole-500k-dueling", "dqn:cartpole-500k-n-step")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_fresh_seed_is_where_the_claimed_ones_expect_it(name, again, tmp_path)
 
 def test_the_presets_tried_are_among_the_cheapest(again):
     """Times of some seconds change places with what runs beside them."""
-    assert set(CHEAPEST) <= set(list(again.claims())[:5])
+    assert set(CHEAPEST) <= set(list(again.claims())[:4])
 
 
 def test_three_scores_far_from_the_claimed_ones_are_outside(again):
