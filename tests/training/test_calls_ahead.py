@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.native_faults import Breaks
 from tests.small_agents import Countdown, compiled, differing
 
 from operant import checkpoint
 from operant.cli import main
-from operant.errors import BackendError
+from operant.errors import BackendError, EnvError
 from operant.spec.run import RunConfig
 from operant.tracking import LoggerGroup, read_history
 from operant.training.drivers import calls_ahead, device_driver
@@ -84,7 +85,7 @@ def test_the_next_call_begins_before_the_last_one_is_read(driver, events):
 
 
 def ends_of(driver: DeviceDriver) -> device_driver.EpisodeEnds:
-    return driver.calls.advance(driver.compile(), (driver.train, driver.world), 1).rest
+    return driver.calls.advance(driver.compile(), (driver.train, driver.world), 1).kept
 
 
 def test_without_room_for_two_states_calls_follow_one_another(driver, events, monkeypatch):
@@ -100,6 +101,23 @@ def test_without_room_for_two_states_calls_follow_one_another(driver, events, mo
     assert ahead.advance(2, 2) == plain.advance(2)
     assert not ahead.calls.ahead
     assert ahead.advance(2, 2) == plain.advance(2)
+
+
+@pytest.mark.slow
+def test_a_fault_drops_the_call_that_was_begun(like_an_accelerator):
+    env = Breaks("reward", after=12, max_episode_timesteps=20)
+    agent, messages, drivers = compiled("ppo", env, 2), [], []
+    for accelerated in (False, True):
+        like_an_accelerator(accelerated)
+        driver = DeviceDriver(agent.learner, agent.env, 2, jax.random.key(7))
+        driver.advance(1, 1)
+        with pytest.raises(EnvError, match=r"\(step 12 of its episode\)") as error:
+            driver.advance(1, 2)
+        messages.append(str(error.value))
+        driver.advance(1)
+        drivers.append(driver)
+    assert messages[0] == messages[1] and drivers[0].step == drivers[1].step
+    assert differing(*((driver.train, driver.world) for driver in drivers)) == []
 
 
 @pytest.mark.slow

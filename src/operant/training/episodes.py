@@ -118,8 +118,8 @@ class RollingScore:
         self.rewards.extend(every[before:][-window:].tolist())
         self.lengths.extend(np.asarray(lengths)[-window:].tolist())
         columns = [values[-window:].tolist() for values in infos.values()]
-        for told in zip(*columns, strict=True) if columns else [()] * min(len(means), window):
-            named = zip(infos, told, strict=True)
+        for values in zip(*columns, strict=True) if columns else [()] * min(len(means), window):
+            named = zip(infos, values, strict=True)
             self.infos.append({key: value for key, value in named if math.isfinite(value)})
         self.episodes += len(means)
         self.best = float(bests[-1])

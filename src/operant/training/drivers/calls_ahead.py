@@ -1,4 +1,4 @@
-"""Calls of a compiled loop, the next of which is under way while the host looks at what the last one told."""
+"""Calls of a compiled loop, the next of which is under way while the host looks at what the last one returned."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from operant.agents.base.allocation import memory_errors
-from operant.errors import BackendError, SpecError
+from operant.errors import BackendError
 from operant.types import Tree
 
 Loop: TypeAlias = Callable[..., tuple[Any, ...]]
-"""(*state, blocks) to (*state, told, rest)."""
+"""(*state, blocks) to (*state, report, kept)."""
 
 
 class Call(NamedTuple):
@@ -22,8 +22,8 @@ class Call(NamedTuple):
     start: tuple[Tree, ...]
     blocks: int
     state: tuple[Tree, ...]
-    told: Tree
-    rest: Tree
+    report: Tree
+    kept: Tree
 
 
 class CallsAhead:
@@ -40,23 +40,27 @@ class CallsAhead:
         self._next: Call | None = None
 
     def advance(self, run: Loop, state: tuple[Tree, ...], blocks: int, ahead: int = 0) -> Call:
-        """Run that many blocks, and return the call with what it told on the host.
+        """Run that many blocks, and return the call with its report on the host.
 
         Args:
-            run: the loop. Of what it returns, `told` is copied to the host, and `rest` stays.
+            run: the loop. Of what it returns, `report` is copied to the host, and `kept` stays.
             state: what it begins from.
             blocks: of this call.
             ahead: of the next one, if the run simply goes on; 0: that is not known.
         """
         call, self._next = self._next, None
-        if call is None or call.blocks != blocks or any(map(_differ, call.start, state)):
+        if (
+            call is None
+            or call.blocks != blocks
+            or any(a is not b for a, b in zip(call.start, state, strict=True))
+        ):
             call = self._begin(run, state, blocks)
         if self.ahead and ahead:
             try:
                 self._next = self._begin(run, call.state, ahead)
-            except (BackendError, SpecError):  # no room for the states of two calls
+            except BackendError:  # no room for the states of two calls
                 self.ahead = False
-        return call._replace(told=jax.device_get(call.told))
+        return call._replace(report=jax.device_get(call.report))
 
     def forget(self) -> None:
         """Release the call that was begun, if any."""
@@ -64,12 +68,8 @@ class CallsAhead:
 
     def _begin(self, run: Loop, state: tuple[Tree, ...], blocks: int) -> Call:
         with memory_errors:
-            *after, told, rest = run(*state, np.int32(blocks))
+            *after, report, kept = run(*state, np.int32(blocks))
         if self.ahead:
-            for array in jax.tree.leaves(told):
+            for array in jax.tree.leaves(report):
                 array.copy_to_host_async()
-        return Call(state, blocks, tuple(after), told, rest)
-
-
-def _differ(a: object, b: object) -> bool:
-    return a is not b
+        return Call(state, blocks, tuple(after), report, kept)

@@ -170,8 +170,8 @@ class DeviceRun:
         train, world, meter, ends = jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
         fault = ends.fault.at[0, 0].set(jnp.where(begun > 0, begun, ends.fault[0, 0]))
         ends = ends._replace(fault=fault)
-        told = PackedEnds.of(ends) if self.packs else ends
-        return train, world, (told, meter), ends if self.packs else None
+        report = PackedEnds.of(ends) if self.packs else ends
+        return train, world, (report, meter), ends if self.packs else None
 
     def collect(
         self, train: TrainState, world: RunnerState, noise: Tree, env_key: Key
@@ -239,14 +239,14 @@ class DeviceRun:
             observation[name] = jnp.where(self._sound(name, x), x, jnp.zeros((), x.dtype))
         return actors._replace(observation=observation, ended=ended)
 
-    def report(
-        self, ends: EpisodeEnds | PackedEnds, whole: Callable[[], EpisodeEnds], step: int, name: str
+    def finished(
+        self, ends: EpisodeEnds | PackedEnds, unpacked: Callable[[], EpisodeEnds], step: int, name: str
     ) -> tuple[EpisodeTable[EpisodeResult], int, str | None]:
         """Return the episodes that ended in a call, the step after it, and what was not of its space.
 
         Args:
-            ends: what the host was told, on the host.
-            whole: fetches what it was packed from.
+            ends: those of the call's report, on the host.
+            unpacked: fetches what they were packed from.
             step: environment steps before the call.
             name: of the environment, for messages.
         """
@@ -255,7 +255,7 @@ class DeviceRun:
                 number = int(ends.number)
                 columns = ends.step + np.int64(step), ends.reward, ends.length, ends.actor
                 return _table(*(x[:number] for x in columns)), step + int(ends.steps), None
-            ends = whole()
+            ends = unpacked()
         return *finished_episodes(ends, step), self.fault(ends, name)
 
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
@@ -354,10 +354,10 @@ class DeviceDriver(NativeDriver):
         state, blocks, ahead = (self.train, self._world), min(blocks, self.blocks), min(ahead, self.blocks)
         call = self.calls.advance(self.compile(), state, blocks, ahead)
         self.train, self._world = call.state
-        ends, meter = call.told
+        ends, meter = call.report
         self.meter += meter
-        whole = functools.partial(jax.device_get, call.rest)
-        finished, self.step, fault = self.loop.report(ends, whole, self.step, self.name)
+        unpacked = functools.partial(jax.device_get, call.kept)
+        finished, self.step, fault = self.loop.finished(ends, unpacked, self.step, self.name)
         if fault is not None:
             self.unreported = finished
             if self.processes == 1:  # of several, none saves after a failure

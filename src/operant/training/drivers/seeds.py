@@ -93,10 +93,10 @@ class MultiSeedRunner:
         finished = [EpisodeTable.of(EpisodeResult, ())] * self.size
         self.unreported = [()] * self.size
         advanced, error = self.states.advance(blocks, wanted, min(ahead, self.blocks))
-        for i, ends, meter, whole in advanced:
+        for i, ends, meter, unpacked in advanced:
             driver = self.drivers[i]
             driver.meter += meter
-            finished[i], driver.step, fault = self.loop.report(ends, whole, driver.step, self.name)
+            finished[i], driver.step, fault = self.loop.finished(ends, unpacked, driver.step, self.name)
             self.faults[i] = fault
             if fault is not None:
                 driver.begin_anew(self.loop.restart)
@@ -168,8 +168,8 @@ class _SeparateRuns:
 
         def call(index: int) -> tuple[SeedState, Any, Any]:
             with memory_errors:
-                *state, told, rest = loop(*self._states[index], np.int32(blocks))
-            return SeedState(*state), jax.device_get(told), rest
+                *state, report, kept = loop(*self._states[index], np.int32(blocks))
+            return SeedState(*state), jax.device_get(report), kept
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
         wait(calls.values())
@@ -178,8 +178,8 @@ class _SeparateRuns:
             if (error := each.exception()) is not None:
                 errors.append(error)
                 continue
-            self._states[i], told, rest = each.result()
-            advanced.append((i, *told, functools.partial(jax.device_get, rest)))
+            self._states[i], report, kept = each.result()
+            advanced.append((i, *report, functools.partial(jax.device_get, kept)))
         return advanced, errors[0] if errors else None
 
     def get(self, index: int, part: Part) -> Any:
@@ -209,14 +209,14 @@ class _VmapRuns:
     def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
         call = self.calls.advance(self.compiled, tuple(self._state), blocks, ahead)
         self._state = SeedState(*call.state)
-        ends, meter = call.told
-        fetch = functools.cache(functools.partial(jax.device_get, call.rest))
+        ends, meter = call.report
+        fetch = functools.cache(functools.partial(jax.device_get, call.kept))
 
-        def whole(index: int) -> EpisodeEnds:
+        def unpacked(index: int) -> EpisodeEnds:
             return EpisodeEnds(*(x[index] for x in fetch()))
 
         runs = enumerate(zip(*ends, strict=True))  # each a tuple of one run's arrays
-        return [(i, type(ends)(*own), meter[i], functools.partial(whole, i)) for i, own in runs], None
+        return [(i, type(ends)(*own), meter[i], functools.partial(unpacked, i)) for i, own in runs], None
 
     def get(self, index: int, part: Part) -> Any:
         return _of(self._state.part(part), np.int32(index))
