@@ -718,7 +718,7 @@ def test_none_keeps_all_checkpoints(tmp_path):
 
 def test_other_threads_have_their_turn_between_blocks(tmp_path):
     """Updates consume the arrays that acting would read. What acts in a callback is in the right thread."""
-    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    agent = operant.PPO("CartPole-v1", n_envs=2, model=NET, **SMALL)
     trains, enough, ended = threading.Event(), threading.Event(), []
 
     def callback(agent, record):
@@ -749,7 +749,7 @@ def test_other_threads_have_their_turn_between_blocks(tmp_path):
         enough.set()
         thread.join(60)
     assert ended[0].reason == "callback"
-    other = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    other = operant.PPO("CartPole-v1", n_envs=2, model=NET, **SMALL)
     other.load(place)
     assert before <= other.steps <= agent.steps
     other.close()
