@@ -58,21 +58,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FEW_MAPS = 10_000
-"""Memory maps up to which compiled code is kept from file to file: half a thousand programs, a gigabyte."""
+FEW_MAPS = 5_000
+"""Memory maps up to which compiled code is kept from file to file: some hundred programs, half a gigabyte."""
 MANY_MAPS = 40_000
 """Memory maps from which on compiled code is freed within a file, too."""
 LOOK = 4
 """Tests from one look at the maps to the next: one of a recurrent network in all drivers takes up to
 6,000."""
 LOADED = {}
-"""Programs that this process has compiled or read, by key and devices."""
+"""Programs that the tests of this file have compiled or read, by key and devices."""
 
 
 def _loaded_once(read, write):
-    """Return functions that read and write JAX's folder of programs, and read none twice.
+    """Return functions that read and write JAX's folder of programs, and read none twice in a file.
 
-    Most agents of the tests are like one before, and loading its programs took a tenth of all time.
+    Most agents of a file are like one before, and loading its programs took a tenth of all time.
     """
 
     def read_once(key, options, backend, devices):
@@ -123,6 +123,7 @@ def _compiled_code_is_freed():
     """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole
     test run has more."""
     yield
+    LOADED.clear()
     if _maps() > FEW_MAPS:
         _free_compiled_code([])
 

@@ -163,7 +163,7 @@ def test_what_a_class_was_made_with_are_attributes(trained):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_path):
-    agent = operant.A2C("jax:CartPole-v1", run_dir=str(tmp_path / "run"), quiet=True)
+    agent = operant.A2C("jax:CartPole-v1", NET, n_envs=2, run_dir=str(tmp_path / "run"), quiet=True)
     asked = []
 
     def ask(*_):

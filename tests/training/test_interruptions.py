@@ -183,6 +183,7 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
     assert saved and checkpoint.latest("run/checkpoints").absolute() == saved[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
     """The device driver's call consumes the agent's state: what it returns must come back before the
     interrupt goes on."""

@@ -76,7 +76,12 @@ def by_evaluation(seed):
 
 @pytest.mark.parametrize(
     "way",
-    [by_hand, pytest.param(by_runner, marks=pytest.mark.slow), by_compiled_calls, by_evaluation],
+    [
+        by_hand,
+        pytest.param(by_runner, marks=pytest.mark.slow),
+        pytest.param(by_compiled_calls, marks=pytest.mark.slow),
+        by_evaluation,
+    ],
 )
 def test_actions_do_not_depend_on_the_draws_of_the_environment(way):
     """The mean reward is the sum of two correlations, of numbers with variance 1.

@@ -137,6 +137,7 @@ def test_runs_that_begin_in_one_second_are_numbered(monkeypatch, tmp_path):
         directory.mkdir(parents=True)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_process_that_died_keeps_nobody_out(tmp_path):
     lock = tmp_path / "run" / ".lock"
     options = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
