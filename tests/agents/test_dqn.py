@@ -60,7 +60,8 @@ def outputs(algorithm, state, batch):
         (target, batch.next_observation),
         (state.variables, batch.next_observation),
     ]
-    return [{k: np.asarray(x) for k, x in algorithm.outputs(*call).items()} for call in calls]
+    outputs = jax.jit(algorithm.outputs)
+    return [{k: np.asarray(x) for k, x in outputs(*call).items()} for call in calls]
 
 
 def softmax(x):
