@@ -161,7 +161,7 @@ def test_what_a_class_was_made_with_are_attributes(trained):
     assert agent.buffers is None and agent.n_steps == SMALL.get("n_steps", 128)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_path):
     agent = operant.A2C("jax:CartPole-v1", NET, n_envs=2, run_dir=str(tmp_path / "run"), quiet=True)
     asked = []
@@ -586,6 +586,7 @@ class Trial:
         return len(self.reports) >= self.limit
 
 
+@pytest.mark.slow
 def test_a_trial_is_told_and_may_end_it(monkeypatch):
     class TrialPruned(Exception):  # noqa: N818 - the name that Optuna gives it
         pass

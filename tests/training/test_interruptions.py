@@ -168,6 +168,7 @@ def test_long_and_short_calls_of_the_driver_learn_the_same(monkeypatch):
     assert one[2:6] == other[2:6] and same(state, same_state)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     save, saved = checkpoint.save, []

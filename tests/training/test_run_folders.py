@@ -169,6 +169,7 @@ def test_a_lock_file_that_its_holder_removes_is_held_by_nobody(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("gone", [["run.json"], ["run.json", f"{PREFIX}*"]])
+@pytest.mark.slow
 def test_what_was_removed_meanwhile_is_told(gone, tmp_path, capsys, monkeypatch):
     loop = TrainingLoop.loop
 
