@@ -274,7 +274,7 @@ def test_the_page_on_adding_an_algorithm_followed_literally_works(monkeypatch):
     score = RollingScore(100)
     while driver.step < 150_000:
         for episode in driver.advance(driver.blocks):
-            score.add(episode.reward, episode.length)
+            score.add([episode.reward], [episode.length])
     assert score.mean > 150  # random: 22; with one trunk for policy and value: 83
     assert np.isfinite(list(driver.metrics().values())).all()
 

@@ -1020,7 +1020,7 @@ def score(name: str, steps_: int, env: str = "jax:CartPole-v1", last: int = 100,
     found = RollingScore(last)
     while made.step < steps_:
         for episode in made.advance(made.blocks):
-            found.add(episode.reward, episode.length)
+            found.add([episode.reward], [episode.length])
     return found.mean
 
 

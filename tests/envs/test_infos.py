@@ -189,7 +189,7 @@ def test_means_are_of_the_episodes_that_told():
     assert info_means([{"a": 1.0}, {"a": nothing, "b": nothing}, {}, {"a": 0.0}]) == {"info/a": 0.5}
     score = RollingScore(2)
     for value in (5.0, 1.0, nothing):
-        score.add(0.0, 1, {"a": value})
+        score.add([0.0], [1], {"a": np.array([value])})
     assert info_means(score.infos) == {"info/a": 1.0}  # over the window of the mean reward
     again = RollingScore(2)
     again.restore(score.to_dict())

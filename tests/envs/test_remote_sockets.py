@@ -27,7 +27,7 @@ from operant.envs.remote import connect, wire
 from operant.envs.remote.auth import greet, is_loopback, read_token, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.restarting import ConnectionLimits
-from operant.envs.remote.serve import ServeConfig, start
+from operant.envs.remote.serve import ServeConfig, greeting, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
 from operant.envs.remote.service import describe
 from operant.envs.workers.restarts import LostError
@@ -232,9 +232,10 @@ def test_beyond_this_machine_a_token_is_needed(caplog):
         connect(remote="socket-client", host="192.0.2.1", port=1)
     with (
         caplog.at_level(logging.WARNING, "operant"),
-        serving("CartPole-v1", host="0.0.0.0", token=TOKEN.encode()),
+        serving("CartPole-v1", host="0.0.0.0", token=TOKEN.encode()) as server,
     ):
-        assert "neither secret nor hidden" in caplog.text
+        assert f"host='{socket.gethostname()}'" in greeting(server)  # no client reaches 0.0.0.0
+        assert "Without TLS (certificate, key) others on the network can read" in caplog.text
     with pytest.raises(SpecError, match=r"host 'no.such.host.invalid' is not known"):
         connect(remote="socket-client", host="no.such.host.invalid", port=1)
 

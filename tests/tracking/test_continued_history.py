@@ -238,49 +238,49 @@ def test_the_end_of_a_history(tmp_path):
 def test_a_score_knows_its_best_and_what_is_worth_keeping(through_json):
     score = RollingScore(2)
     assert not score.improved()
-    score.add(4.0, 1)
+    score.add([4.0], [1])
     assert score.improved() and not score.improved()
     for reward in (10.0, 0.0):
-        score.add(reward, 1)
+        score.add([reward], [1])
     assert (score.mean, score.best) == (5.0, 7.0)
     if through_json:
         saved, score = json.loads(json.dumps(score.to_dict())), RollingScore(2)
         score.restore(saved)
     assert score.best == 7.0 and score.improved()  # better than 4, when it was last kept
     score.go_on(10, 20.0)
-    score.add(30.0, 1)
+    score.add([30.0], [1])
     assert (score.episodes, score.best) == (11, 20.0) and not score.improved()
 
 
 def test_a_score_that_is_restored_forgets_the_episodes_that_it_had():
     score, other = RollingScore(4), RollingScore(4)
     for reward in (100.0, 200.0, 300.0):
-        score.add(reward, 5, {"a": 1.0})
-    other.add(2.0, 1)
+        score.add([reward], [5], {"a": np.ones(1)})
+    other.add([2.0], [1])
     score.restore(other.to_dict())
     assert (list(score.rewards), list(score.lengths), list(score.infos)) == ([2.0], [1], [])
     for _ in range(5):
-        score.add(4.0, 1)
+        score.add([4.0], [1])
     assert list(score.rewards) == [4.0] * 4 and len(score.infos) == 4
 
 
 @pytest.mark.parametrize("through_json", [False, True])
 def test_a_lucky_first_episode_does_not_keep_its_policy_for_ever(through_json):
     score = RollingScore(3)
-    score.add(100.0, 1)
+    score.add([100.0], [1])
     assert score.improved()
     for reward in (1.0, 2.0):
-        score.add(reward, 1)
+        score.add([reward], [1])
         improved = score.improved()
     assert improved and score.full  # 34.3 over three episodes, where one had 100
     if through_json:
         saved, score = json.loads(json.dumps(score.to_dict())), RollingScore(3)
         score.restore(saved)
     for reward, better in ((3.0, False), (40.0, False), (70.0, True)):
-        score.add(reward, 1)
+        score.add([reward], [1])
         assert score.improved() == better
     later = RollingScore(3)
     later.go_on(10, 5.0)  # a best of full windows
     for reward, better in ((100.0, False), (1.0, False), (2.0, True)):
-        later.add(reward, 1)
+        later.add([reward], [1])
         assert later.improved() == better

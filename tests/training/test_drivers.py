@@ -239,7 +239,7 @@ def test_finished_episodes_are_what_happened(name):
     """Return, length, actor and step of every episode, against the blocks themselves."""
     agent = compiled(name, countdown(name))
     driver = on_device(agent, 2, ())
-    finished = driver.advance(3) + driver.advance(BLOCKS - 3)
+    finished = [*driver.advance(3), *driver.advance(BLOCKS - 3)]
     _, blocks, _ = agent.run(2, BLOCKS)
     expected, step = [], 0
     reward, length = np.zeros(agent.n), np.zeros(agent.n, int)

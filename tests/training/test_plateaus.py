@@ -38,7 +38,7 @@ def test_checks_by_hand():
     told = []
     rewards = [9, 9, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     for step, reward in enumerate(rewards, start=1):
-        score.add(reward, 1)
+        score.add([reward], [1])
         monitor.check(step, score)
         told.append(monitor.verdicts())
     # Steps 1 and 2 are too early. Step 3 sees the mean 5, which is the best; 5 and 7 are no better, nor are 9
@@ -50,7 +50,7 @@ def test_what_is_due_is_kept_in_a_checkpoint():
     run = watching(plateau_reduce_patience=1, early_stop_patience=9)
     monitor, score, again = Monitor(run), RollingScore(2), Monitor(run)
     for step in range(8):
-        score.add(1.0, 1)
+        score.add([1.0], [1])
         monitor.check(step, score)
     again.restore(monitor.to_dict())
     assert again.verdicts() == monitor.verdicts() == ["reduce"] * 3

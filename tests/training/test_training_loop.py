@@ -3,20 +3,23 @@ part takes it up."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import types
 
+import numpy as np
 import pytest
 
 from operant.spec.run import RunConfig
 from operant.tracking.record import Origin
-from operant.training.episodes import EpisodeResult
+from operant.training.episodes import EpisodeResult, RollingScore
 from operant.training.evaluate import Evaluation
 from operant.training.loop import TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 
 BLOCK_STEPS, BLOCK_SECONDS = 2, 0.5
+MONITORED = {"divergence_monitoring_steps": 9, "plateau_reduce_patience": 2, "early_stop_patience": 2}
 
 
 class Pretended:
@@ -37,7 +40,7 @@ class Pretended:
     def learnt(self):
         return types.SimpleNamespace(counters=types.SimpleNamespace(rows=self.step))
 
-    def advance(self, blocks):
+    def advance(self, blocks, ahead=0):
         self.calls.append(blocks)
         finished = []
         for _ in range(blocks):
@@ -230,7 +233,7 @@ def test_all_of_the_progress_is_stored():
     run = RunConfig.from_dict({"env": "CartPole-v1", "max_steps": 1, "reward_buffer_size": 3})
     progress, again = Progress(run), Progress(run)
     for reward in (1.0, 2.0, 3.0, 4.0):
-        progress.score.add(reward, 5)
+        progress.score.add([reward], [5])
     told = {
         "elapsed": 4.5,
         "skipped": 3,
@@ -262,3 +265,56 @@ def test_each_evaluation_has_episodes_of_its_own():
 
     assert len({seed(run, step) for run in (0, 1, 2) for step in (100, 200, 300)}) == 9
     assert seed(1, 204) == seed(1, 200)  # whatever the block that it waited for
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+def test_a_score_is_the_same_however_many_episodes_come_at_once(window):
+    rng = np.random.default_rng(window)
+    rewards, lengths = rng.normal(size=250) * 1e3, rng.integers(1, 9, 250)
+    told = {"won": np.where(rng.random(250) < 0.5, 1.0, np.nan)}
+    one, parts = RollingScore(window), RollingScore(window)
+    expected, best = [], -math.inf
+    for i in range(250):
+        mean, _ = one.add(rewards[i : i + 1], lengths[i : i + 1], {"won": told["won"][i : i + 1]})
+        exact = math.fsum(rewards[max(0, i + 1 - window) : i + 1]) / min(i + 1, window)
+        assert mean[0] == one.mean == pytest.approx(exact, rel=1e-12, abs=1e-9)
+        best = max(best, one.mean)
+        expected.append((one.mean, best))
+    found = []
+    for cut in (slice(0, 2), slice(2, 90), slice(90, 91), slice(91, 250)):
+        found += zip(*parts.add(rewards[cut], lengths[cut], {"won": told["won"][cut]}), strict=True)
+    assert found == expected  # to the last bit: where calls are cut depends on the clock
+    assert parts.to_dict() == one.to_dict() and one.episodes == 250
+
+
+@pytest.mark.parametrize("options", [{}, {"log_frequency": 3}, MONITORED])
+def test_episodes_are_booked_alike_one_by_one_and_all_at_once(clock, options):
+    options = {"max_steps": 10**6, **options}
+    rewards = np.random.default_rng(1).normal(size=60)
+    episodes = [
+        EpisodeResult(step, float(reward), 1 + step % 4, step % 2, {"won": float(step % 2)})
+        for step, reward in enumerate(rewards, start=1)
+    ]
+
+    def booked(cuts):
+        made = training(clock, origin=Origin(100, 1.0, 20, 1.5), **options)
+        made._warmup = 5
+        kept = []
+        made.loggers.episodes = lambda episodes: kept.extend(episodes)
+        made.begin()
+        records = []
+        for begin, end in itertools.pairwise((0, *cuts, 60)):
+            made.driver.step = end
+            records += made._account(episodes[begin:end])
+        untimed = [row._replace(time=0.0) for row in kept]
+        return untimed, [each._replace(time=0.0) for each in records], made.progress.to_dict()
+
+    rows, records, progress = booked(range(1, 60))
+    assert len(rows) == 60 and math.isnan(rows[4].mean_reward) and rows[5].mean_reward == rewards[5]
+    if "log_frequency" in options:
+        assert [record.values["episode/count"] for record in records] == [20.0 + n for n in range(3, 61, 3)]
+    if "divergence_monitoring_steps" in options:
+        assert "stop" in progress["monitor"]["due"] and "reduce" in progress["monitor"]["due"]
+    for cuts in ((), (4, 5, 6), (30,)):
+        again = booked(cuts)
+        np.testing.assert_equal(again, (rows, records, progress))

@@ -13,8 +13,8 @@ from operant.spec.values import called, finite, settled, understood
 
 SCHEDULE_FORMS = (
     "Give 'TYPE:START:END:STEPS' of type linear, exponential, polynomial, cosine or random, such as "
-    "'linear:3e-4:0:1e6'; or a dict with 'type', one of these or constant, piecewise or ornstein_uhlenbeck, "
-    "such as {'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. docs/train.md describes them."
+    "'linear:3e-4:0:1e6'; or a dict whose 'type' is one of these, constant, piecewise, inverse_time or "
+    "ornstein_uhlenbeck: {'type': 'cosine', 'start': 3e-4, 'steps': 1e6, 'warmup': 1e4}. See docs/train.md."
 )
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
 from operant.tracking.record import EpisodeRecord, Logger, Record
@@ -169,7 +170,7 @@ class Console(Logger):
         """Where a notebook shows the display, and when it was last drawn there."""
         self._drawn = 0.0
 
-    def episodes(self, episodes: list[EpisodeRecord]) -> None:
+    def episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Update the display; lines wait for a record."""
         if self.quiet or not episodes:
             return

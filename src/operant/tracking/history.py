@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from operant.errors import SpecError, as_folder, shown, value_error
-from operant.tracking.record import EpisodeRecord, Logger, Origin, Record
+from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, Origin, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +75,7 @@ class History(Logger):
         self._part_rows = part_rows
         self._part = 0  # number of the part that is being filled
         self._written: pa.Table | None = None  # the rows of that part that are on the disk
-        self._waiting: list[EpisodeRecord] = []
+        self._waiting: list[EpisodeTable[EpisodeRecord]] = []
         self._flushed = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in self.path.glob(f"{durable.TEMPORARY}*"):
@@ -84,9 +84,10 @@ class History(Logger):
             _drop_after(self.path, resume_at_step)
         self._continue()
 
-    def episodes(self, episodes: list[EpisodeRecord]) -> None:
+    def episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Take in finished episodes."""
-        self._waiting.extend(episodes)
+        if len(episodes):
+            self._waiting.append(EpisodeTable.of(EpisodeRecord, episodes))
         self._flush_if_due()
 
     def record(self, record: Record) -> None:
@@ -102,13 +103,15 @@ class History(Logger):
         self._flushed = time.monotonic()
         while self._waiting:
             old = 0 if self._written is None else self._written.num_rows
-            batch = self._waiting[: self._part_rows - old]
-            rows = _table(batch)
+            waiting, room = EpisodeTable.joined(EpisodeRecord, self._waiting), self._part_rows - old
+            self._waiting = [waiting]
+            rows = _table(waiting[:room])
             if self._written is not None:
                 rows = _joined([self._written, rows]).combine_chunks()
             self.path.mkdir(parents=True, exist_ok=True)  # if it was removed, the rest can still be kept
             _write(self.path / f"part-{self._part:06d}.parquet", rows)
-            del self._waiting[: len(batch)]  # only now: a failed write is tried again with the next flush
+            # Only now: a failed write is tried again with the next flush.
+            self._waiting = [waiting[room:]] if len(waiting) > room else []
             self._written = rows
             if rows.num_rows >= self._part_rows:
                 self._part += 1
@@ -116,7 +119,7 @@ class History(Logger):
 
     def _flush_if_due(self) -> None:
         late = time.monotonic() - self._flushed >= self._flush_seconds
-        if self._waiting and (late or len(self._waiting) >= self._flush_rows):
+        if self._waiting and (late or sum(map(len, self._waiting)) >= self._flush_rows):
             self.flush()
 
     def _continue(self) -> None:
@@ -206,17 +209,15 @@ def _schema() -> pa.Schema:
     return pa.schema([(name, types[dtype]) for name, dtype in {**COLUMNS, **OPTIONAL}.items()])
 
 
-def _table(episodes: Sequence[EpisodeRecord]) -> pa.Table:
+def _table(episodes: EpisodeTable[EpisodeRecord]) -> pa.Table:
     import pyarrow as pa
 
-    fields = dict(zip(EpisodeRecord._fields, zip(*episodes, strict=True), strict=True))
     columns = {
-        name: np.array(fields[_FIELDS.get(name, name)], dtype)
+        name: np.ascontiguousarray(episodes.columns[_FIELDS.get(name, name)], dtype)
         for name, dtype in {**COLUMNS, **OPTIONAL}.items()
     }
-    infos = {key: None for info in fields["info"] for key in info}
-    for key in infos:
-        columns[INFO + key] = np.array([info.get(key, np.nan) for info in fields["info"]], np.float64)
+    for key, values in episodes.info.items():
+        columns[INFO + key] = np.ascontiguousarray(values, np.float64)
     # `pa.array` would load pandas, to see whether they are of its kind.
     arrays = [
         pa.Array.from_buffers(pa.from_numpy_dtype(x.dtype), len(x), [None, pa.py_buffer(x)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from operant.tracking.record import EpisodeRecord, Logger, Record
@@ -27,9 +27,9 @@ class LoggerGroup(Logger):
         """Hand on what is to be trained."""
         self._each(lambda logger: logger.begin(options))
 
-    def episodes(self, episodes: list[EpisodeRecord]) -> None:
+    def episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
         """Hand on finished episodes."""
-        if episodes:
+        if len(episodes):
             self._each(lambda logger: logger.episodes(episodes))
 
     def record(self, record: Record) -> None:

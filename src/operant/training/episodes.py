@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class EpisodeResult(NamedTuple):
@@ -64,6 +65,21 @@ def info_means(infos: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
+def _sums(values: np.ndarray, window: int, first: int) -> np.ndarray:
+    """Return the sums of up to `window` values that end at each place from `first` on.
+
+    Each is added up from its left: so it does not depend on how many are asked for at once.
+    """
+    parts = [np.add.accumulate(values[:window])[first:]]
+    begin = max(first, window) + 1 - window
+    if begin + window <= len(values):
+        full = np.lib.stride_tricks.sliding_window_view(values[begin:], window)
+        rows = max(1, 2**18 // window)  # of whose sums there is room in a cache
+        for i in range(0, len(full), rows):
+            parts.append(np.add.accumulate(full[i : i + rows], axis=1)[:, -1])
+    return np.concatenate(parts)
+
+
 class RollingScore:
     """Rolling mean of the last episodes' returns, and the best that it has been after any episode."""
 
@@ -79,26 +95,39 @@ class RollingScore:
     @property
     def mean(self) -> float:
         """Mean return of the last episodes; NaN before the first."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else math.nan
+        if not self.rewards:
+            return math.nan
+        return float(np.add.accumulate(self.rewards)[-1]) / len(self.rewards)
 
     @property
     def full(self) -> bool:
         """Whether the window is full."""
         return len(self.rewards) == self.rewards.maxlen
 
-    def add(self, reward: float, length: int, info: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Add one finished episode; return the mean."""
-        self.rewards.append(reward)
-        self.lengths.append(length)
-        self.infos.append({key: value for key, value in info.items() if math.isfinite(value)})
-        self.episodes += 1
-        mean = self.mean
-        self.best = max(self.best, mean)
-        return mean
+    def add(
+        self,
+        rewards: ArrayLike,
+        lengths: ArrayLike,
+        infos: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add finished episodes, `[E]` each; return the mean and the best mean after each of them, `[E]`."""
+        window, before = self.rewards.maxlen or 1, len(self.rewards)
+        every = np.concatenate([np.asarray(self.rewards, np.float64), np.asarray(rewards, np.float64)])
+        means = _sums(every, window, before) / np.minimum(np.arange(before, len(every)) + 1, window)
+        bests = np.maximum.accumulate(np.fmax(means, self.best))
+        self.rewards.extend(every[before:][-window:].tolist())
+        self.lengths.extend(np.asarray(lengths)[-window:].tolist())
+        columns = [values[-window:].tolist() for values in infos.values()]
+        for told in zip(*columns, strict=True) if columns else [()] * min(len(means), window):
+            named = zip(infos, told, strict=True)
+            self.infos.append({key: value for key, value in named if math.isfinite(value)})
+        self.episodes += len(means)
+        self.best = float(bests[-1])
+        return means, bests
 
-    def count(self) -> None:
-        """Count an episode of the warm-up, whose actions are no policy's."""
-        self.episodes += 1
+    def count(self, episodes: int) -> None:
+        """Count episodes of the warm-up, whose actions are no policy's."""
+        self.episodes += episodes
 
     def improved(self) -> bool:
         """Tell whether the mean is better than at any earlier call: whether the policy is worth keeping.

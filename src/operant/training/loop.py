@@ -23,7 +23,7 @@ from operant.errors import CheckpointError, reading, shown
 from operant.spec import runtime, traced
 from operant.spec.run import RunConfig
 from operant.tracking.console import wait
-from operant.tracking.record import EpisodeRecord, Logger, Record, numbers
+from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
@@ -262,7 +262,7 @@ class TrainingLoop:
             with signals.orderly(self.interrupt), runtime.on_compilation(tell):
                 reason = self.begin()
                 while reason is None:
-                    reason = self.take(self.driver.advance(self.blocks()))
+                    reason = self.take(self.driver.advance(self.blocks(), self.ahead()))
                     self.between_blocks()
                 return self.end(reason)
         except (Exception, SystemExit):
@@ -319,7 +319,30 @@ class TrainingLoop:
         self._asked = blocks
         return blocks
 
-    def take(self, finished: list[EpisodeResult]) -> str | None:
+    def ahead(self) -> int:
+        """Return the blocks of the call after the one that `blocks` asked for, if the run simply goes on.
+
+        0: something else may be due between them, or a call takes long anyway. Where the run ends at the
+        target, a call that was begun in vain is not used.
+        """
+        run, step = self.run, self.step + self._asked * self.driver.block_steps  # at most
+        for every in (run.eval_frequency, run.save_frequency):
+            if every is not None and self.step // every < step // every:
+                return 0
+        if self._due_to_save(self._time() - self._begun) or self.driver.processes > 1:
+            return 0
+        blocks = self._left or self.driver.blocks
+        if self.most_blocks is not None:
+            blocks = min(blocks, self.most_blocks - self._collected)
+        if run.max_steps is not None:
+            taken = self.counted + (0 if self._rollout else self._asked * self.driver.block_steps)
+            blocks = min(blocks, math.ceil((run.max_steps - taken) / self.driver.block_steps))
+        for every in (run.eval_frequency, run.save_frequency):
+            if every is not None:
+                blocks = min(blocks, math.ceil((every - step % every) / self.driver.block_steps))
+        return blocks if 0 < blocks <= self._pace else 0
+
+    def take(self, finished: Sequence[EpisodeResult]) -> str | None:
         """Account for the episodes of those blocks, log and save when due; return why the run ends, if so."""
         self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
@@ -469,29 +492,42 @@ class TrainingLoop:
 
     def _account(self, finished: Sequence[EpisodeResult]) -> list[Record]:
         """Count episodes and hand them on; return the reports that are due at every n-th of them."""
-        episodes, records = list[EpisodeRecord](), list[Record]()
-        score, every = self.progress.score, self.run.log_frequency
+        ended, records = EpisodeTable.of(EpisodeResult, finished), list[Record]()
+        score, monitor, origin = self.progress.score, self.progress.monitor, self.progress.origin
+        every, columns, info = self.run.log_frequency, ended.columns, ended.info
         (begun, first), elapsed = self._taken, self.progress.elapsed
         self._taken = elapsed, self.step
         pace = (elapsed - begun) / max(1, self.step - first)
-        for ended in finished:
-            step = ended.step + self.progress.origin.step
-            seconds = min(begun + pace * (step - first), elapsed)  # as if all steps of the call took as long
-            mean = best = math.nan
-            if ended.step <= self._warmup:
-                score.count()
+        steps = columns["step"] + origin.step
+        seconds = np.minimum(begun + pace * (steps - first), elapsed)  # as if all steps took as long
+        means, bests = np.full((2, len(ended)), np.nan)
+        warmup = int(np.searchsorted(columns["step"], self._warmup, side="right"))
+        start = 0
+        while start < len(ended):  # up to where something is to be done, at once
+            stop = warmup if start < warmup else start + monitor.until_check(steps[start:], score.episodes)
+            if every is not None:
+                stop = min(stop, start + every - (score.episodes - origin.episodes) % every)
+            stop = min(stop, len(ended))
+            if start < warmup:
+                score.count(stop - start)
             else:
-                mean, best = score.add(ended.reward, ended.length, ended.info), score.best
-                self.progress.monitor.check(step, score)
-            episode = ended.reward, ended.length, ended.actor
-            episodes.append(EpisodeRecord(step, seconds, *episode, mean, best, ended.info))
-            if every is not None and (score.episodes - self.progress.origin.episodes) % every == 0:
-                records.append(Record(step, seconds, self._episode_scores()))
-        if episodes:
+                part = slice(start, stop)
+                reported = {key: values[part] for key, values in info.items()}
+                means[part], bests[part] = score.add(
+                    columns["reward"][part], columns["length"][part], reported
+                )
+                monitor.check(int(steps[stop - 1]), score)
+            if every is not None and (score.episodes - origin.episodes) % every == 0:
+                records.append(Record(int(steps[stop - 1]), float(seconds[stop - 1]), self._episode_scores()))
+            start = stop
+        if len(ended):
+            rows = steps, seconds, columns["reward"], columns["length"], columns["actor"], means, bests
+            named = dict(zip(EpisodeRecord._fields, rows, strict=False))
+            episodes = EpisodeTable(EpisodeRecord, named, info)
             self.loggers.episodes(episodes)
-        if self.on_episode is not None:
-            for record in episodes:
-                self.on_episode(record)
+            if self.on_episode is not None:
+                for record in episodes:
+                    self.on_episode(record)
         if not (score.episodes or self._endless) and self.driver.step >= LONGEST * self.run.n_envs:
             self._endless = True
             self.loggers.message(

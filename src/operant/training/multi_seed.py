@@ -22,7 +22,7 @@ from operant.spec import plain, runtime
 from operant.spec.run import TOGETHER, ClusterConfig, RunConfig, located
 from operant.tracking import LoggerGroup, interval
 from operant.tracking.console import say, wait
-from operant.tracking.record import Record
+from operant.tracking.record import EpisodeTable, Record
 from operant.training import signals
 from operant.training.cluster_seeds import train_on_cluster
 from operant.training.drivers.seeds import MultiSeedRunner
@@ -231,7 +231,7 @@ def run_together(
         Exception: what a call, or one of these functions, raised; what was learnt before is saved.
     """
     wanted: dict[int, int] = {}  # blocks until a run looks
-    finished: dict[int, list[EpisodeResult]] = {i: [] for i in trainings}
+    finished: dict[int, list[EpisodeTable[EpisodeResult]]] = {i: [] for i in trainings}
 
     def go_on(i: int, reason: str | None) -> None:
         if reason is None:
@@ -251,21 +251,23 @@ def run_together(
                 go_on(i, training.begin())
             while wanted:
                 count = min(wanted.values())
-                episodes = runner.advance(count, wanted)
+                after = [left - count or trainings[i].ahead() for i, left in wanted.items()]
+                episodes = runner.advance(count, wanted, min(after))
                 for i in tuple(wanted):
-                    finished[i] += episodes[i]
+                    finished[i].append(episodes[i])
                     wanted[i] -= count
                 for i in tuple(wanted):
                     if (fault := runner.faults[i]) is not None:
                         failed(i, fault)
                         del wanted[i]
                     elif not wanted[i]:
-                        taken, finished[i] = finished[i], []
+                        taken, finished[i] = EpisodeTable.joined(EpisodeResult, finished[i]), []
                         go_on(i, trainings[i].take(taken))
                 show()
     except Exception:
         for i in wanted:
-            trainings[i].fail([*finished[i], *runner.unreported[i]])
+            unreported = EpisodeTable.of(EpisodeResult, runner.unreported[i])
+            trainings[i].fail(EpisodeTable.joined(EpisodeResult, [*finished[i], unreported]))
         raise
 
 

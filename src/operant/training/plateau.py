@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from operant.spec.run import RunConfig
 from operant.training.episodes import RollingScore
 
@@ -26,6 +28,17 @@ class Monitor:
         self.episodes = 0
         self.due: list[Verdict] = []
         """What the loop is to do when it next looks."""
+
+    def until_check(self, steps: np.ndarray, episodes: int) -> int:
+        """Return how many of the episodes that end at these steps come up to the next check, if any does.
+
+        `episodes` have ended before.
+        """
+        after = self.run.divergence_monitoring_steps
+        if after is None:
+            return len(steps)
+        missing = self.run.reward_buffer_size - (episodes - self.episodes)
+        return max(missing, int(np.searchsorted(steps, after)) + 1)
 
     def check(self, step: int, score: RollingScore) -> None:
         """Judge the rolling mean after an episode that ended at this step, if a check is due."""

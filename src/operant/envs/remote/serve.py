@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,8 @@ def start(config: ServeConfig) -> Server:
 
 def greeting(server: Server) -> str:
     """Return what a server says when it listens: what it serves where, how to use it and how to end it."""
-    client = f"Environment.create(remote='socket-client', host={server.host!r}, port={server.ports[0]})"
+    host = socket.gethostname() if server.host in ("", "0.0.0.0", "::") else server.host
+    client = f"Environment.create(remote='socket-client', host={host!r}, port={server.ports[0]})"
     main = threading.current_thread() is threading.main_thread()
     end = "Ctrl-C ends it" if main else "it ends when its client leaves"
     return f"Serving {server}\nUse it by {client}; {end}"

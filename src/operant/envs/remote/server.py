@@ -100,11 +100,7 @@ class Server:
             self.close()
             raise
         if not is_loopback(host) and context is None:
-            _log.warning(
-                "Frames of the environments at %r are neither secret nor hidden: the token keeps strangers "
-                "out, and TLS (certificate and key) keeps others from reading.",
-                host,
-            )
+            _log.warning("Without TLS (certificate, key) others on the network can read what %r sends.", host)
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.allocation import compiled, initializer, memory_errors
+from operant.agents.base.allocation import compiled, initializer
 from operant.agents.base.learner import Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
@@ -18,6 +19,8 @@ from operant.envs.native.native_env import NativeEnv
 from operant.envs.validation_errors import state_label
 from operant.errors import EnvError
 from operant.spec.random_streams import Purpose
+from operant.tracking.record import EpisodeTable
+from operant.training.drivers.calls_ahead import CallsAhead
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
@@ -25,6 +28,11 @@ from operant.types import Array, Arrays, Key, Rollout, Tree
 
 CHECK_STEPS = 8192
 """Environment steps of one call (see `Driver`)."""
+
+
+def accelerated() -> bool:
+    """Whether the device computes while the host does something else."""
+    return jax.default_backend() != "cpu"
 
 
 class RunnerState(NamedTuple):
@@ -51,6 +59,36 @@ class EpisodeEnds(NamedTuple):
     """What was not finite: 0 nothing, 1 the reward, 2 and above the components in `DeviceRun.watched`."""
 
 
+class PackedEnds(NamedTuple):
+    """The same next to each other, as far as there is room, for a device that is far from the host."""
+
+    steps: Int[Array, ""]
+    """Environment steps of the call."""
+    number: Int[Array, ""]
+    """How many episodes ended: more than `E` have no room."""
+    faulty: Bool[Array, ""]
+    step: Int[Array, " E"]
+    """Steps of the call until the episode ended."""
+    reward: Float[Array, " E"]
+    length: Int[Array, " E"]
+    actor: Int[Array, " E"]
+
+    @classmethod
+    def of(cls, ends: EpisodeEnds) -> PackedEnds:
+        """Pack ends `[blocks, rows, N]`: room is for one in eight, which is more than most games need."""
+        ended, n = ends.ended.reshape(-1), ends.ended.shape[-1]
+        steps = jnp.cumsum(ends.valid.reshape(-1))
+        (place,) = jnp.nonzero(ended, size=min(max(64, ended.size // 8), ended.size), fill_value=0)
+        reward, length = ends.reward.reshape(-1)[place], ends.length.reshape(-1)[place]
+        faulty, number = jnp.any(ends.fault != 0), jnp.sum(ended, dtype=jnp.int32)
+        return cls(steps[-1], number, faulty, steps[place // n], reward, length, place % n)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether this is all that the host needs to know."""
+        return not self.faulty and int(self.number) <= len(self.step)
+
+
 class DeviceRun:
     """Pure functions of one run on a native environment: `begin` and `iterate`."""
 
@@ -58,6 +96,8 @@ class DeviceRun:
         self.learner = learner
         self.env = env
         self.n = n
+        self.packs = accelerated()
+        """Whether the ends of episodes are packed for their way to the host."""
         leaves = learner.algorithm.spaces.states.components
         self.watched = [
             name for name, leaf in leaves.items() if leaf.storage.kind != "b" and not leaf.full_range
@@ -82,11 +122,14 @@ class DeviceRun:
         return world._replace(actors=actors)
 
     def iterate(
-        self, train: TrainState, world: RunnerState, meter: Array, count: Array, limit: int
-    ) -> tuple[TrainState, RunnerState, Array, EpisodeEnds]:
+        self, train: TrainState, world: RunnerState, count: Array, limit: int
+    ) -> tuple[TrainState, RunnerState, tuple[EpisodeEnds | PackedEnds, Array], EpisodeEnds | None]:
         """Run `count` blocks (at most `limit`): collect, learn; episodes' ends have an axis of blocks first.
 
         `count` is an argument, not a shape: running fewer blocks at the end compiles nothing.
+
+        Returns:
+            The state; ends and sums of metrics, for the host; the ends that the former were packed from.
         """
         shape = (limit, self.learner.rows, self.n)
         ends = EpisodeEnds(
@@ -123,9 +166,12 @@ class DeviceRun:
             ends = jax.tree.map(lambda all_, x: all_.at[i].set(x), ends, ended)
             return train, world, meter, ends
 
+        meter = self.learner.metrics.zeros()
         train, world, meter, ends = jax.lax.fori_loop(0, count, one, (train, world, meter, ends))
         fault = ends.fault.at[0, 0].set(jnp.where(begun > 0, begun, ends.fault[0, 0]))
-        return train, world, meter, ends._replace(fault=fault)
+        ends = ends._replace(fault=fault)
+        told = PackedEnds.of(ends) if self.packs else ends
+        return train, world, (told, meter), ends if self.packs else None
 
     def collect(
         self, train: TrainState, world: RunnerState, noise: Tree, env_key: Key
@@ -193,6 +239,25 @@ class DeviceRun:
             observation[name] = jnp.where(self._sound(name, x), x, jnp.zeros((), x.dtype))
         return actors._replace(observation=observation, ended=ended)
 
+    def report(
+        self, ends: EpisodeEnds | PackedEnds, whole: Callable[[], EpisodeEnds], step: int, name: str
+    ) -> tuple[EpisodeTable[EpisodeResult], int, str | None]:
+        """Return the episodes that ended in a call, the step after it, and what was not of its space.
+
+        Args:
+            ends: what the host was told, on the host.
+            whole: fetches what it was packed from.
+            step: environment steps before the call.
+            name: of the environment, for messages.
+        """
+        if isinstance(ends, PackedEnds):
+            if ends.suffices:
+                number = int(ends.number)
+                columns = ends.step + np.int64(step), ends.reward, ends.length, ends.actor
+                return _table(*(x[:number] for x in columns)), step + int(ends.steps), None
+            ends = whole()
+        return *finished_episodes(ends, step), self.fault(ends, name)
+
     def fault(self, ends: EpisodeEnds, name: str) -> str | None:
         """Describe the first value that is not of its space, if any; `ends`: leaves `[blocks, rows, ...]`."""
         if not ends.fault.any():
@@ -249,9 +314,11 @@ class DeviceDriver(NativeDriver):
             train = initializer(learner, n, learner.init, *arguments, copies=copies)(*arguments)
         self.put(train)
         self.world = jax.jit(self.loop.begin)(key)
-        self._no_metrics = self.devices.replicated(learner.metrics.zeros)
-        self.meter = self.no_metrics()
         self.processes = self.devices.processes
+        alone = self.devices.size == self.processes == 1
+        self.loop.packs &= alone
+        # Two states of a replay memory would have no room; on a CPU, the host's work is the device's.
+        self.calls = CallsAhead(ahead=self.loop.packs and not learner.replays)
         self._compiled: Any = None
 
     @property
@@ -267,35 +334,31 @@ class DeviceDriver(NativeDriver):
         """Return seconds and a flag as they hold for all processes of the run."""
         return self.devices.agree(seconds, flag)
 
-    def no_metrics(self) -> Any:
-        """Return an empty meter, on each of the devices."""
-        return self._no_metrics()
-
     def compile(self) -> Any:
         """Return the compiled loop; the first call compiles it."""
         if self._compiled is None:
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
-            arguments = (self.train, self.world, self.meter, np.int32(0))
+            arguments = (self.train, self.world, np.int32(0))
             with self.devices.mesh():
-                self._compiled = compiled(self.devices.jit(loop, arguments, (0, 1, 2)), arguments)
+                jitted = self.devices.jit(loop, arguments, 2, donate=not self.calls.ahead)
+                self._compiled = compiled(jitted, arguments)
         return self._compiled
 
-    def advance(self, blocks: int) -> list[EpisodeResult]:
+    def advance(self, blocks: int, ahead: int = 0) -> EpisodeTable[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
 
         Values that are not finite are an EnvError; other rows are learnt from, and new episodes
         begin.
         """
         self.unreported = ()
-        blocks = min(blocks, self.blocks)
-        loop = self.compile()
-        with memory_errors:
-            self.train, self._world, self.meter, ends = loop(
-                self.train, self._world, self.meter, np.int32(blocks)
-            )
-        ends = EpisodeEnds(*(x[:blocks] for x in jax.device_get(ends)))
-        finished, self.step = finished_episodes(ends, self.step)
-        if (fault := self.loop.fault(ends, self.name)) is not None:
+        state, blocks, ahead = (self.train, self._world), min(blocks, self.blocks), min(ahead, self.blocks)
+        call = self.calls.advance(self.compile(), state, blocks, ahead)
+        self.train, self._world = call.state
+        ends, meter = call.told
+        self.meter += meter
+        whole = functools.partial(jax.device_get, call.rest)
+        finished, self.step, fault = self.loop.report(ends, whole, self.step, self.name)
+        if fault is not None:
             self.unreported = finished
             if self.processes == 1:  # of several, none saves after a failure
                 self.begin_anew(self.loop.restart)
@@ -317,6 +380,7 @@ class DeviceDriver(NativeDriver):
 
     def forget(self) -> None:
         """Release all state; only `restore` puts another in its place."""
+        self.calls.forget()
         del self.train, self._world
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
@@ -325,12 +389,13 @@ class DeviceDriver(NativeDriver):
         return old, new
 
 
-def finished_episodes(ends: EpisodeEnds, step: int) -> tuple[list[EpisodeResult], int]:
+def finished_episodes(ends: EpisodeEnds, step: int) -> tuple[EpisodeTable[EpisodeResult], int]:
     """Return the episodes that ended and the step after them; leaves of `ends` are `[blocks, rows, ...]`."""
     ended, valid, reward, length = (x.reshape(-1, *x.shape[2:]) for x in ends[:4])
     steps = step + np.cumsum(valid, dtype=np.int64)
     rows, actors = np.divmod(np.flatnonzero(ended), ended.shape[-1])
-    # Numbers are converted a column at a time, in half the time: with thousands of actors tens of thousands
-    # of episodes end in a call.
-    columns = (steps[rows], reward[rows, actors], length[rows, actors], actors)
-    return list(map(EpisodeResult, *(column.tolist() for column in columns))), int(steps[-1])
+    return _table(steps[rows], reward[rows, actors], length[rows, actors], actors), int(steps[-1])
+
+
+def _table(*columns: Any) -> EpisodeTable[EpisodeResult]:
+    return EpisodeTable(EpisodeResult, dict(zip(EpisodeResult._fields, columns, strict=False)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -62,13 +62,6 @@ class Devices:
         """Divide arrays whose first axis is that of the units among the devices; replicate the others."""
         return self._put(tree, lambda x: PartitionSpec(AXIS) if x.shape[:1] == (units,) else PartitionSpec())
 
-    def replicated(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that makes arrays as this one does, on each of the devices; it compiles once."""
-        if self._mesh is None:
-            return make
-        jitted: Callable[[], T] = jax.jit(make, out_shardings=self._sharding(PartitionSpec()))
-        return jitted
-
     def gathered(self, tree: T) -> T:
         """Return the arrays so that this process can read them whole."""
         if self.processes == 1:
@@ -90,16 +83,18 @@ class Devices:
         """Return the context in which programs for these devices are compiled."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
-    def jit(self, function: Callable[..., Any], arguments: tuple[Any, ...], donate: Sequence[int]) -> Any:
-        """Return a jitted function, to be compiled in `mesh`.
+    def jit(self, function: Callable[..., Any], arguments: tuple[Any, ...], state: int, donate: bool) -> Any:
+        """Return a jitted function of two results more than `state`, to be compiled in `mesh`.
 
-        Its first results replace its donated first arguments, and are placed on the same devices.
+        Its first `state` results are those arguments' next values, placed on the same devices, and with
+        `donate` in their memory.
         """
+        given = range(state if donate else 0)
         if self._mesh is None:
-            return jax.jit(function, donate_argnums=donate)
-        same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in donate]
-        placed = (*same, self._sharding(PartitionSpec()))
-        return jax.jit(function, donate_argnums=donate, out_shardings=placed)
+            return jax.jit(function, donate_argnums=given)
+        same = [jax.tree.map(lambda x: x.sharding, arguments[i]) for i in range(state)]
+        everywhere = self._sharding(PartitionSpec())
+        return jax.jit(function, donate_argnums=given, out_shardings=(*same, everywhere, everywhere))
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self._mesh is not None

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from operant.agents.base.learner import Learner, TrainState, without_buffer
+from operant.agents.base.metric_accumulator import METRIC_SLOTS
 from operant.training.episodes import EpisodeResult
 
 
@@ -45,8 +46,11 @@ class Driver(abc.ABC):
         return without_buffer(self.train)
 
     @abc.abstractmethod
-    def advance(self, blocks: int) -> list[EpisodeResult]:
-        """Collect and learn from that many blocks; return the episodes that ended, in order of time."""
+    def advance(self, blocks: int, ahead: int = 0) -> Sequence[EpisodeResult]:
+        """Collect and learn from that many blocks; return the episodes that ended, in order of time.
+
+        `ahead` is the number of blocks of the next call, if the run simply goes on: a device may begin them.
+        """
 
     def end_by(self, deadline: float) -> None:
         """Discard a block that is not complete by then (`time.perf_counter`); a compiled one is completed."""
@@ -90,22 +94,20 @@ class NativeDriver(Driver):
 
     world: Any
     """`RunnerState`: the environments' part."""
-    meter: Any
-    """Sums and counts of the metrics."""
 
-    def no_metrics(self) -> Any:
-        """Return an empty meter."""
-        return self.learner.metrics.zeros()
+    def __init__(self, learner: Learner, n: int, check_steps: int) -> None:
+        super().__init__(learner, n, check_steps)
+        self.meter = np.zeros((2, METRIC_SLOTS))
+        """Sums and counts of the metrics since they were last read."""
 
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""
-        meter = np.asarray(self.meter)
-        self.meter = self.no_metrics()
+        meter, self.meter = self.meter, np.zeros_like(self.meter)
         return self.learner.metrics.read(meter)
 
     def skipped(self) -> int:
         """Return how many gradient steps were left out since the last call of `metrics`."""
-        return self.learner.metrics.skipped(np.asarray(self.meter))
+        return self.learner.metrics.skipped(self.meter)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' part of what is needed to continue."""

@@ -54,7 +54,7 @@ class HostDriver(Driver):
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
 
-    def advance(self, blocks: int = 1) -> list[EpisodeResult]:
+    def advance(self, blocks: int = 1, ahead: int = 0) -> list[EpisodeResult]:
         """Collect and learn from that many blocks; return the episodes that ended.
 
         If an environment fails, or the deadline passes, the incomplete block is discarded, and the next call

@@ -16,12 +16,15 @@ from operant.agents.base.learner import Learner, TrainState, without_buffer
 from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
 from operant.spec.runtime import processors
+from operant.tracking.record import EpisodeTable
+from operant.training.drivers.calls_ahead import CallsAhead
 from operant.training.drivers.device_driver import (
     CHECK_STEPS,
     DeviceRun,
     EpisodeEnds,
+    PackedEnds,
     RunnerState,
-    finished_episodes,
+    accelerated,
 )
 from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
@@ -59,7 +62,7 @@ class MultiSeedRunner:
         self.loop = DeviceRun(learner, env, n)
         hyper = learner.hyper() if hyper is None else hyper
         hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
-        self.mapped = jax.default_backend() != "cpu" if mapped is None else mapped
+        self.mapped = accelerated() if mapped is None else mapped
         self.drivers = [SeedDriver(self, i, n) for i in range(self.size)]
         """Each run, as the training loop sees it."""
         self.blocks = blocks or self.drivers[0].blocks
@@ -68,33 +71,37 @@ class MultiSeedRunner:
         self.states = (_VmapRuns if self.mapped else _SeparateRuns)(
             learner, self.loop, keys, hyper, self.blocks
         )
-        self.unreported: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
+        self.unreported: list[Sequence[EpisodeResult]] = [()] * self.size
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
         """What was wrong with each run's environments in the last call of `advance`. Such a run began new
         episodes."""
 
-    def advance(self, blocks: int = 1, wanted: Collection[int] | None = None) -> list[list[EpisodeResult]]:
+    def advance(
+        self, blocks: int = 1, wanted: Collection[int] | None = None, ahead: int = 0
+    ) -> list[EpisodeTable[EpisodeResult]]:
         """Run that many blocks (at most `self.blocks`); return each run's finished episodes, in time order.
 
-        The runs that are not `wanted` (default: all are) may advance with the others.
+        The runs that are not `wanted` (default: all are) may advance with the others. A device may begin
+        the next call, of `ahead` blocks, at once.
 
         Raises:
             Exception: what a call raised; other runs have advanced, and their episodes are in `unreported`.
         """
         blocks = min(blocks, self.blocks)
         wanted = range(self.size) if wanted is None else sorted(wanted)
-        finished: list[list[EpisodeResult]] = [[] for _ in range(self.size)]
-        self.unreported = [[] for _ in range(self.size)]
-        advanced, error = self.states.advance(blocks, wanted)
-        for i, ends in advanced:
-            driver, ends = self.drivers[i], EpisodeEnds(*(x[:blocks] for x in ends))
-            finished[i], driver.step = finished_episodes(ends, driver.step)
-            self.faults[i] = self.loop.fault(ends, self.name)
-            if self.faults[i] is not None:
+        finished = [EpisodeTable.of(EpisodeResult, ())] * self.size
+        self.unreported = [()] * self.size
+        advanced, error = self.states.advance(blocks, wanted, min(ahead, self.blocks))
+        for i, ends, meter, whole in advanced:
+            driver = self.drivers[i]
+            driver.meter += meter
+            finished[i], driver.step, fault = self.loop.report(ends, whole, driver.step, self.name)
+            self.faults[i] = fault
+            if fault is not None:
                 driver.begin_anew(self.loop.restart)
         if error is not None:
-            self.unreported = finished
+            self.unreported = list(finished)
             raise error
         return finished
 
@@ -104,7 +111,7 @@ class MultiSeedRunner:
         return np.asarray([driver.step for driver in self.drivers])
 
 
-Part = Literal["train", "learnt", "world", "meter"]
+Part = Literal["train", "learnt", "world"]
 
 
 class SeedState(NamedTuple):
@@ -112,7 +119,6 @@ class SeedState(NamedTuple):
 
     train: TrainState
     world: RunnerState
-    meter: Array
 
     def part(self, name: Part) -> Tree:
         """Return a part; `learnt` is the learning state without its replay memory."""
@@ -126,8 +132,10 @@ class SeedState(NamedTuple):
         return self._replace(train=value if whole else value._replace(memory=self.train.memory))
 
 
-_Advanced: TypeAlias = tuple[list[tuple[int, EpisodeEnds]], BaseException | None]
-"""The ends of each run that advanced, and the first error of those that failed."""
+_Ends: TypeAlias = tuple[int, EpisodeEnds | PackedEnds, np.ndarray, Callable[[], EpisodeEnds]]
+"""A run that advanced, its ends, its metrics, and what fetches the ends that were packed."""
+_Advanced: TypeAlias = tuple[list[_Ends], BaseException | None]
+"""The runs that advanced, and the first error of those that failed."""
 
 
 class _SeparateRuns:
@@ -139,14 +147,14 @@ class _SeparateRuns:
         self._states: list[SeedState] = []
         for i in range(size):
             key = _of(keys, i)
-            state = SeedState(init(key, hyper[i]), begin(key), learner.metrics.zeros())
+            state = SeedState(init(key, hyper[i]), begin(key))
             # One after the other, for the reason that `begun` says.
             self._states.append(jax.block_until_ready(state))
         self._loop = functools.partial(loop.iterate, limit=blocks)
 
     @functools.cached_property
     def compiled(self) -> Any:
-        return compiled(jax.jit(self._loop, donate_argnums=(0, 1, 2)), (*self._states[0], np.int32(0)))
+        return compiled(jax.jit(self._loop, donate_argnums=(0, 1)), (*self._states[0], np.int32(0)))
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -155,13 +163,13 @@ class _SeparateRuns:
         alone = "lapack_" in self.compiled.as_text()
         return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
 
-    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
+    def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
         loop = self.compiled
 
-        def call(index: int) -> tuple[SeedState, EpisodeEnds]:
+        def call(index: int) -> tuple[SeedState, Any, Any]:
             with memory_errors:
-                *state, ends = loop(*self._states[index], np.int32(blocks))
-            return SeedState(*state), jax.device_get(ends)
+                *state, told, rest = loop(*self._states[index], np.int32(blocks))
+            return SeedState(*state), jax.device_get(told), rest
 
         calls = {i: self._threads.submit(call, i) for i in wanted}
         wait(calls.values())
@@ -170,8 +178,8 @@ class _SeparateRuns:
             if (error := each.exception()) is not None:
                 errors.append(error)
                 continue
-            self._states[i], ends = each.result()
-            advanced.append((i, ends))
+            self._states[i], told, rest = each.result()
+            advanced.append((i, *told, functools.partial(jax.device_get, rest)))
         return advanced, errors[0] if errors else None
 
     def get(self, index: int, part: Part) -> Any:
@@ -187,20 +195,28 @@ class _VmapRuns:
         train = initializer(learner, loop.n, init, keys, hyper)(keys, hyper)
         world = jax.jit(jax.vmap(loop.begin))(keys)
         self._size = keys.shape[0]
-        self._state = SeedState(train, world, jnp.stack([learner.metrics.zeros()] * self._size))
+        self._state = SeedState(train, world)
         self._loop = functools.partial(loop.iterate, limit=blocks)
+        # As of a single run: see `DeviceDriver`.
+        self.calls = CallsAhead(ahead=loop.packs and not learner.replays)
 
     @functools.cached_property
     def compiled(self) -> Any:
-        mapped = jax.vmap(self._loop, in_axes=(0, 0, 0, None))
-        return compiled(jax.jit(mapped, donate_argnums=(0, 1, 2)), (*self._state, np.int32(0)))
+        mapped = jax.vmap(self._loop, in_axes=(0, 0, None))
+        donated = () if self.calls.ahead else (0, 1)
+        return compiled(jax.jit(mapped, donate_argnums=donated), (*self._state, np.int32(0)))
 
-    def advance(self, blocks: int, wanted: Sequence[int]) -> _Advanced:
-        with memory_errors:
-            *state, ends = self.compiled(*self._state, np.int32(blocks))
-        self._state = SeedState(*state)
-        ends = jax.device_get(ends)
-        return [(i, EpisodeEnds(*(x[i] for x in ends))) for i in range(self._size)], None
+    def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
+        call = self.calls.advance(self.compiled, tuple(self._state), blocks, ahead)
+        self._state = SeedState(*call.state)
+        ends, meter = call.told
+        fetch = functools.cache(functools.partial(jax.device_get, call.rest))
+
+        def whole(index: int) -> EpisodeEnds:
+            return EpisodeEnds(*(x[index] for x in fetch()))
+
+        runs = enumerate(zip(*ends, strict=True))  # each a tuple of one run's arrays
+        return [(i, type(ends)(*own), meter[i], functools.partial(whole, i)) for i, own in runs], None
 
     def get(self, index: int, part: Part) -> Any:
         return _of(self._state.part(part), np.int32(index))
@@ -228,14 +244,13 @@ class SeedDriver(NativeDriver):
     train = _PartOfRun("train")
     learnt = _PartOfRun("learnt")
     world = _PartOfRun("world")
-    meter = _PartOfRun("meter")
 
     def __init__(self, runner: MultiSeedRunner, index: int, n: int) -> None:
         super().__init__(runner.learner, n, CHECK_STEPS)
         self.runner = runner
         self.index = index
 
-    def advance(self, blocks: int) -> list[EpisodeResult]:
+    def advance(self, blocks: int, ahead: int = 0) -> Sequence[EpisodeResult]:
         """Refuse: a run advances with the others."""
         raise UsageError("One of several runs advances with the others: call MultiSeedRunner.advance.")
 
