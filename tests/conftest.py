@@ -40,6 +40,7 @@ os.environ.setdefault(
 import hypothesis
 import jax
 import pytest
+from jax._src import compilation_cache
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -57,11 +58,47 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FEW_MAPS = 5_000
+"""Memory maps up to which compiled code is kept from file to file: some hundred programs, half a gigabyte."""
 MANY_MAPS = 40_000
 """Memory maps from which on compiled code is freed within a file, too."""
 LOOK = 4
 """Tests from one look at the maps to the next: one of a recurrent network in all drivers takes up to
 6,000."""
+LOADED = {}
+"""Programs that the tests of this file have compiled or read, by key and devices."""
+
+
+def _loaded_once(read, write):
+    """Return functions that read and write JAX's folder of programs, and read none twice in a file.
+
+    Most agents of a file are like one before, and loading its programs took a tenth of all time.
+    """
+
+    def read_once(key, options, backend, devices):
+        known = key, tuple(devices)
+        if known not in LOADED:
+            found = read(key, options, backend, devices)
+            if found[0] is None:
+                return found
+            LOADED[known] = found
+        return LOADED[known]
+
+    def write_and_keep(key, name, program, backend, seconds):
+        LOADED[key, tuple(program.local_devices())] = program, seconds
+        write(key, name, program, backend, seconds)
+
+    return read_once, write_and_keep
+
+
+compilation_cache.get_executable_and_time, compilation_cache.put_executable_and_time = _loaded_once(
+    compilation_cache.get_executable_and_time, compilation_cache.put_executable_and_time
+)
+
+
+def _maps():
+    maps = pathlib.Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 def _free_compiled_code(modules):
@@ -70,8 +107,15 @@ def _free_compiled_code(modules):
         for value in vars(module).values():
             if hasattr(value, "cache_clear") and getattr(value, "__module__", None) == module.__name__:
                 value.cache_clear()
+    LOADED.clear()
     gc.collect()
     jax.clear_caches()
+
+
+def pytest_collection_finish():
+    """Garbage is not looked for among modules and tests, most of all objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,7 +123,9 @@ def _compiled_code_is_freed():
     """Each program that XLA compiles takes some memory maps, of which a process may have 65,530: a whole
     test run has more."""
     yield
-    _free_compiled_code([])
+    LOADED.clear()
+    if _maps() > FEW_MAPS:
+        _free_compiled_code([])
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +138,7 @@ def _writes_that_fail_warn_in_each_test(monkeypatch):
 def _compiled_code_is_freed_in_time(request):
     """As above, where one file has as many: those of the exhaustive tests."""
     count = request.config.stash[TESTS] = request.config.stash.get(TESTS, 0) + 1
-    maps = pathlib.Path("/proc/self/maps")
-    if count % LOOK == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+    if count % LOOK == 0 and _maps() > MANY_MAPS:
         from tests import small_agents
 
         _free_compiled_code([small_agents, request.module])

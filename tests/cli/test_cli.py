@@ -748,18 +748,15 @@ def test_a_flag_of_the_library_before_is_understood():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        pytest.param(
-            ["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k", marks=pytest.mark.slow
-        ),
+        (["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k"),
         (["--env", "CartPole"], "Settings for CartPole-v1: --preset cartpole or"),
-        pytest.param(["--env", "CartPole-v1", "--gamma", "0.9"], None, marks=pytest.mark.slow),
-        pytest.param(["--env", "Acrobot-v1"], None, marks=pytest.mark.slow),
-        pytest.param(
-            ["--env", "MountainCar-v0"], None, marks=pytest.mark.slow
-        ),  # of which the only preset is one that must fail
-        pytest.param(["--preset", "cartpole"], None, marks=pytest.mark.slow),
+        (["--env", "CartPole-v1", "--gamma", "0.9"], None),
+        (["--env", "Acrobot-v1"], None),
+        (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
+        (["--preset", "cartpole"], None),
     ],
 )
+@pytest.mark.slow
 def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_path):
     assert main(["train", "ppo", *words, "--max-steps", "8", "--run-dir", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out

@@ -239,6 +239,7 @@ def test_grey_stacks_are_stored_once_where_no_other_part_looks_like_one():
     assert [leaf.frames for leaf in two.spaces.states.components.values()] == [1, 1]  # numbers: (3, 2)
 
 
+@pytest.mark.slow
 def test_images_of_a_function_are_made_smaller_also_in_workers():
     asked = {"resize": 2, "gray": True, "frame_skip": 3}
     with (

@@ -52,7 +52,7 @@ def test_steps_equal_gymnasium_from_any_state(name):
     actions = [draw(name, peer, random) for _ in start]
     batch = {"action": jnp.asarray(np.array(actions), jnp.float32 if name in CONTINUOUS else jnp.int32)}
     keys = jax.random.split(jax.random.key(0), len(start))
-    after, got = jax.jit(jax.vmap(env.step))(jnp.asarray(start), batch, keys)
+    after, got = jax.device_get(jax.jit(jax.vmap(env.step))(jnp.asarray(start), batch, keys))
     tolerance = TOLERANCE_ACROBOT if name == "Acrobot-v1" else TOLERANCE
     ends = 0
     for i, action in enumerate(actions):

@@ -126,7 +126,7 @@ class Untold(Raising):
         super().__init__("text")
 
 
-@pytest.mark.parametrize("mode", ["in-process", "processes"])
+@pytest.mark.parametrize("mode", ["in-process", pytest.param("processes", marks=pytest.mark.slow)])
 def test_texts_of_exceptions_may_be_huge_or_missing(mode):
     for make, text in (
         (Raising, r"RuntimeError.*x{2000}\.\.\. \(10000000 "),

@@ -56,7 +56,12 @@ def module(tests_folder):
             r"Environment 0 of 'Breaks' \(step 5 of its episode\): The reward must be finite. Received: "
             r"nan\.",
         ),
-        ("reward", "-inf", r"\(step 5 of its episode\): The reward must be finite. Received: -inf\."),
+        pytest.param(
+            "reward",
+            "-inf",
+            r"\(step 5 of its episode\): The reward must be finite. Received: -inf\.",
+            marks=pytest.mark.slow,
+        ),
         (
             "state",
             "inf",

@@ -1,6 +1,7 @@
 """Environments in actors of a Ray cluster: the same answers as here, and what happens when an actor or its
 machine is lost."""
 
+import functools
 import importlib.util
 import os
 import signal
@@ -31,6 +32,7 @@ pytestmark = [
 ]
 
 
+@functools.cache
 def why_not():
     """Tell why Ray does not start here, if it does not; in a process that can be given up."""
     code = (
@@ -44,9 +46,11 @@ def why_not():
     return "" if done.returncode == 0 else f"Ray does not start here: {done.stderr[-500:]}"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ray_that_starts():
-    if reason := why_not():
+@pytest.fixture(autouse=True)
+def ray_that_starts(request):
+    """Skip where Ray does not start. No everyday test needs it."""
+    needed = {"slow", "exhaustive"} & {mark.name for mark in request.node.iter_markers()}
+    if needed and (reason := why_not()):
         pytest.skip(reason)
 
 

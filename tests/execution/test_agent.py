@@ -756,7 +756,7 @@ def test_loading_for_another_number_of_actors(tmp_path, spec):
         Agent.load(tmp_path, parallel_interactions=0)
 
 
-@pytest.mark.parametrize("summaries", [False, True])
+@pytest.mark.parametrize("summaries", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_debug_makes_an_update_that_is_not_finite_an_error(summaries, tmp_path):
     for debug in (False, True):
         writer = {"summarizer": {"directory": str(tmp_path), "frequency": 1}} if summaries else {}

@@ -164,7 +164,7 @@ def test_an_agent_imitates_a_dataset(tmp_path):
     )
     net = [{"type": "dense", "size": 16}]
     agent = Agent.create(agent="a2c", states=FLAT[0], actions=FLAT[1], n_steps=4, model=net)
-    agent.pretrain("minari:toy/sign-v0", num_iterations=30, num_traces=None, lr=0.05)
+    agent.pretrain("minari:toy/sign-v0", num_iterations=10, num_traces=None, lr=0.05)
     chosen = np.asarray(agent.act(states, independent=True))
     assert np.mean(chosen == action + 4) > 0.9
 

@@ -161,9 +161,9 @@ def test_what_a_class_was_made_with_are_attributes(trained):
     assert agent.buffers is None and agent.n_steps == SMALL.get("n_steps", 128)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_request_to_terminate_ends_the_program_when_all_is_saved(number, tmp_path):
-    agent = operant.A2C("jax:CartPole-v1", run_dir=str(tmp_path / "run"), quiet=True)
+    agent = operant.A2C("jax:CartPole-v1", NET, n_envs=2, run_dir=str(tmp_path / "run"), quiet=True)
     asked = []
 
     def ask(*_):
@@ -586,6 +586,7 @@ class Trial:
         return len(self.reports) >= self.limit
 
 
+@pytest.mark.slow
 def test_a_trial_is_told_and_may_end_it(monkeypatch):
     class TrialPruned(Exception):  # noqa: N818 - the name that Optuna gives it
         pass
@@ -718,7 +719,7 @@ def test_none_keeps_all_checkpoints(tmp_path):
 
 def test_other_threads_have_their_turn_between_blocks(tmp_path):
     """Updates consume the arrays that acting would read. What acts in a callback is in the right thread."""
-    agent = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    agent = operant.PPO("CartPole-v1", n_envs=2, model=NET, **SMALL)
     trains, enough, ended = threading.Event(), threading.Event(), []
 
     def callback(agent, record):
@@ -749,7 +750,7 @@ def test_other_threads_have_their_turn_between_blocks(tmp_path):
         enough.set()
         thread.join(60)
     assert ended[0].reason == "callback"
-    other = operant.PPO("CartPole-v1", quiet=True, n_envs=2, n_steps=16, seed=1)
+    other = operant.PPO("CartPole-v1", n_envs=2, model=NET, **SMALL)
     other.load(place)
     assert before <= other.steps <= agent.steps
     other.close()

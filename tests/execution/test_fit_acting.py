@@ -279,7 +279,16 @@ def test_objects_cannot_be_made_again_and_others_can_be_given(geared, tmp_path):
         assert len(played.files) == 8 and played.lengths == [7]
 
 
-@pytest.mark.parametrize("envs", [Gears, [Gears], lambda: Gears(), [lambda: Gears()]], ids=range(4))
+@pytest.mark.parametrize(
+    "envs",
+    [
+        Gears,
+        pytest.param([Gears], marks=pytest.mark.slow),
+        pytest.param(lambda: Gears(), marks=pytest.mark.slow),
+        [lambda: Gears()],
+    ],
+    ids=range(4),
+)
 def test_classes_and_functions_make_others(envs):
     agent = operant.PPO(envs, [8], eval_frequency=16, eval_episodes=2, **SMALL)
     assert agent.play().rewards == [7.0]

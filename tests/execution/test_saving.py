@@ -177,17 +177,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_weights_are_finite_numbers_of_their_kind(tmp_path, format):
+def test_weights_are_finite_numbers_of_their_kind(tmp_path, format, monkeypatch):
     """In every format that can hold another."""
-    path = Path(create().save(tmp_path, format=format))
+    agent = create()
+    path = Path(agent.save(tmp_path, format=format))
     arrays = weight_files.read(path)
-    for name, spoil, message in BAD.values():
-        bad = np.asarray(spoil(arrays[name]))
-        if bad.dtype.kind in {"numpy": "", "hdf5": "M", "safetensors": "MSV"}[format]:
-            continue
-        weight_files._WRITERS[format](path, {**arrays, name: bad})
-        with pytest.raises(CheckpointError, match=rf"agent.*' do not fit the agent: '{name}' {message}"):
-            Agent.load(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Agent, "_specified_by", lambda *_: agent)  # not made anew for each
+        for name, spoil, message in BAD.values():
+            bad = np.asarray(spoil(arrays[name]))
+            if bad.dtype.kind in {"numpy": "", "hdf5": "M", "safetensors": "MSV"}[format]:
+                continue
+            weight_files._WRITERS[format](path, {**arrays, name: bad})
+            with pytest.raises(CheckpointError, match=rf"agent.*' do not fit the agent: '{name}' {message}"):
+                Agent.load(tmp_path)
     for good in ("f8", "f2"):
         weight_files._WRITERS[format](
             path, {**arrays, KERNEL: arrays[KERNEL].astype(good), COUNTER: np.int64(7)}
@@ -410,36 +413,39 @@ def test_saver_by_the_clock(tmp_path, monkeypatch):
 
 
 WRITER = """
-import sys, time
+import contextlib, sys, time
 from pathlib import Path
-from operant.checkpoint import durable, weight_files
-with durable.temporary(Path(sys.argv[1])) as path:
-    path.write_text("half")
+from operant.checkpoint import durable
+with contextlib.ExitStack() as stack:
+    for argument in sys.argv[1:]:
+        stack.enter_context(durable.temporary(Path(argument))).write_text("half")
     print("writing", flush=True)
     time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("format", ["numpy", "hdf5", "safetensors", "trace"])
-def test_what_killed_writers_left_goes_with_the_next_save(tmp_path, format):
-    suffix = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors", "trace": ".tmp"}[format]
+def test_what_killed_writers_left_goes_with_the_next_save(tmp_path):
+    suffixes = {"numpy": ".npz", "hdf5": ".hdf5", "safetensors": ".safetensors", "trace": ".tmp"}
+    for format in suffixes:
+        (tmp_path / format).mkdir()
+    files = [str(tmp_path / format / f"other{suffix}") for format, suffix in suffixes.items()]
     writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / f"other{suffix}")], stdout=subprocess.PIPE
-        )
-        for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", WRITER, *files], stdout=subprocess.PIPE) for _ in range(2)
     ]
     for writer in writers:
         assert writer.stdout.readline() == b"writing\n"
     writers[0].kill()
     writers[0].communicate()
-    assert len(list(tmp_path.glob(".tmp-*"))) == 2
-    if format == "trace":
-        with durable.temporary(tmp_path / "trace.tmp"):
-            pass
-    else:
-        create().save(tmp_path, format=format)
-    left = list(tmp_path.glob(".tmp-*"))
-    assert [path.read_text() for path in left] == ["half"]  # that of the one who still writes
+    agent = create()
+    for format in suffixes:
+        folder = tmp_path / format
+        assert len(list(folder.glob(".tmp-*"))) == 2
+        if format == "trace":
+            with durable.temporary(folder / "trace.tmp"):
+                pass
+        else:
+            agent.save(folder, format=format)
+        left = list(folder.glob(".tmp-*"))
+        assert [path.read_text() for path in left] == ["half"]  # that of the one who still writes
     writers[1].kill()
     writers[1].communicate()

@@ -394,7 +394,12 @@ def test_a_step_is_whole_with_all_its_rewards_or_up_to_the_end_of_its_episode():
 def test_rewards_are_scaled_one_by_one_before_they_are_summed(key):
     replay = Replay(40)
     _, state = filled(replay, [(20, [0])])
-    sample = functools.partial(replay.sample, state, key, 200, GAMMA, n_step=3)
+
+    def sample(**scale):
+        return jax.jit(lambda state, key: replay.sample(state, key, 200, GAMMA, n_step=3, **scale))(
+            state, key
+        )
+
     plain, doubled = sample(), sample(scale=lambda r: 2 * r)
     np.testing.assert_allclose(doubled.reward, 2 * np.asarray(plain.reward), rtol=1e-6)
     ones = sample(scale=jnp.ones_like).reward  # 1, 1 + γ or 1 + γ + γ²
@@ -646,6 +651,7 @@ def test_a_memory_of_frames_has_begun_once_a_ring_is_full(longest, held):
 def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
     replay = Replay(40, 4)  # ten rows a column
     row, state = example(), replay.init(example())
+    add, begun = jax.jit(replay.add), jax.jit(replay.begun, static_argnums=1)
 
     def block(T, n):
         like = jax.tree.map(lambda x: jnp.zeros((T, n, *x.shape), x.dtype), row)
@@ -654,13 +660,13 @@ def test_a_memory_has_begun_with_so_many_rows_or_where_a_column_is_full():
         return Rollout(after, like.action, jnp.zeros((T, n)), no, no, ~no, like.extras, ())
 
     for _ in range(3):
-        assert not replay.begun(state, 12)
-        state = replay.add(state, block(1, 4))
-    assert replay.begun(state, 12) and not replay.begun(state, 30)
+        assert not begun(state, 12)
+        state = add(state, block(1, 4))
+    assert begun(state, 12) and not begun(state, 30)
     for _ in range(6):  # one actor alone, until it has nine
-        assert not replay.begun(state, 30)
-        state = replay.add(state, block(1, 1), jnp.array([2]))
-    assert replay.begun(state, 30)
+        assert not begun(state, 30)
+        state = add(state, block(1, 1), jnp.array([2]))
+    assert begun(state, 30)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_an_engine_compiles_for_the_device_that_it_is_on(monkeypatch):
     [
         ("dqn", {}),
         ("dqn", {"prioritized": True, "gradient_steps": 2, "double": True}),
-        ("ddpg", {}),
+        pytest.param("ddpg", {}, marks=pytest.mark.exhaustive),  # with the updates of td3
         ("td3", {}),
         ("sac", {}),
         ("sac", {"gradient_steps": None}),

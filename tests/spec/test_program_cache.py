@@ -163,6 +163,7 @@ assert jax.config.values == before, {n: v for n, v in jax.config.values.items() 
 """
 
 
+@pytest.mark.slow
 def test_imports_change_no_option_of_jax():
     command = [sys.executable, "-W", "error", "-c", IMPORTS]
     assert subprocess.run(command, capture_output=True, text=True, timeout=120).stderr == ""

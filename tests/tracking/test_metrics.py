@@ -142,7 +142,7 @@ def test_a_run_writes_its_reports_and_goes_on_with_them(tmp_path, monkeypatch):
     assert (np.diff([row["step"] for row in after]) >= 0).all()
 
 
-@pytest.mark.parametrize("middle", [3_000, 31_000])
+@pytest.mark.parametrize("middle", [3_000, pytest.param(31_000, marks=pytest.mark.slow)])
 def test_a_resumed_run_reports_at_the_same_episodes(tmp_path, monkeypatch, capsys, middle):
     monkeypatch.chdir(tmp_path)
     told = ["--env", "jax:CartPole-v1", "--log-frequency", "300", "--seed", "1"]

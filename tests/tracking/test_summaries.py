@@ -202,6 +202,7 @@ def test_an_update_once_more_is_recorded_and_a_reset_is_not_an_episode(tmp_path)
     assert "episode-return" not in events.Tags()["scalars"]
 
 
+@pytest.mark.slow
 def test_blocks_without_an_update_are_not_recorded(tmp_path):
     """An agent that learns by episodes looks after every timestep whether one is due."""
     agent = Agent.create(

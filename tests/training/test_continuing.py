@@ -69,6 +69,7 @@ def test_counters_beyond_their_range_stay_large():
     assert 2**32 + 60 < driver.step <= 2**32 + 88
 
 
+@pytest.mark.slow
 def test_an_interrupted_resumption_goes_on_to_the_limits_that_it_was_given(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     run = RunConfig.from_dict(

@@ -154,7 +154,10 @@ def test_a_unit_of_timesteps_is_one_of_environment_steps(length):
     assert STEPS // EVERY - 1 <= agent.updates <= STEPS // EVERY
 
 
-@pytest.mark.parametrize("make", [lambda: [Episodes(3), Episodes(3)], lambda: NativeEpisodes(3)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: [Episodes(3), Episodes(3)], pytest.param(lambda: NativeEpisodes(3), marks=pytest.mark.slow)],
+)
 def test_as_many_whole_rollouts_are_run_as_the_limit_has_room_for(make):
     agent = PPO(make(), n_envs=2, n_steps=16, mini_batches=2, model=NET, quiet=True, seed=1)
     agent.fit(max_steps=64)

@@ -121,6 +121,7 @@ def test_an_episode_without_end_is_cut(monkeypatch):
         assert [e.length for e in evaluate(learner, train, env, 1)] == [40]
 
 
+@pytest.mark.slow
 def test_a_training_in_which_no_episode_ends_says_so_once(monkeypatch, capsys):
     monkeypatch.setattr(loop, "LONGEST", 20)
     agent = operant.PPO([Length(10**9), Length(10**9)], model=NET, n_steps=8, mini_batches=1, seed=0)

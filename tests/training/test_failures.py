@@ -96,6 +96,7 @@ def test_a_block_in_which_an_environment_fails_is_forgotten(monkeypatch, tmp_pat
     assert history["episode_reward"].tolist() == [55.0] * agent.games
 
 
+@pytest.mark.slow
 def test_training_outlives_a_checkpoint_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write, full = durable.write, [True]

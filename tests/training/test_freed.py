@@ -46,7 +46,8 @@ def used(**config):
     return made
 
 
-@pytest.mark.parametrize("config", [{}, pytest.param({"precision": "float32"}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"precision": "float32"}])
 def test_of_an_agent_that_is_closed_or_dropped(memories, config):
     closed = used(**config)
     assert memories() == 1

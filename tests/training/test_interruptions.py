@@ -168,6 +168,7 @@ def test_long_and_short_calls_of_the_driver_learn_the_same(monkeypatch):
     assert one[2:6] == other[2:6] and same(state, same_state)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     save, saved = checkpoint.save, []
@@ -183,6 +184,7 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
     assert saved and checkpoint.latest("run/checkpoints").absolute() == saved[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
     """The device driver's call consumes the agent's state: what it returns must come back before the
     interrupt goes on."""

@@ -76,7 +76,12 @@ def by_evaluation(seed):
 
 @pytest.mark.parametrize(
     "way",
-    [by_hand, pytest.param(by_runner, marks=pytest.mark.slow), by_compiled_calls, by_evaluation],
+    [
+        by_hand,
+        pytest.param(by_runner, marks=pytest.mark.slow),
+        pytest.param(by_compiled_calls, marks=pytest.mark.slow),
+        by_evaluation,
+    ],
 )
 def test_actions_do_not_depend_on_the_draws_of_the_environment(way):
     """The mean reward is the sum of two correlations, of numbers with variance 1.
@@ -86,7 +91,7 @@ def test_actions_do_not_depend_on_the_draws_of_the_environment(way):
     assert abs(way(3)) / STEPS < 0.25
 
 
-@pytest.mark.parametrize("way", [by_hand, by_evaluation])
+@pytest.mark.parametrize("way", [by_hand, pytest.param(by_evaluation, marks=pytest.mark.slow)])
 def test_equal_keys_would_be_seen(way, monkeypatch):
     monkeypatch.setattr(native_vector, "_key_of", jax.random.key)
     assert abs(way(3)) / STEPS > 0.5

@@ -137,6 +137,7 @@ def test_runs_that_begin_in_one_second_are_numbered(monkeypatch, tmp_path):
         directory.mkdir(parents=True)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_process_that_died_keeps_nobody_out(tmp_path):
     lock = tmp_path / "run" / ".lock"
     options = {"env": "jax:CartPole-v1", "max_steps": 64, "quiet": True, "run_dir": str(tmp_path / "run")}
@@ -168,6 +169,7 @@ def test_a_lock_file_that_its_holder_removes_is_held_by_nobody(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("gone", [["run.json"], ["run.json", f"{PREFIX}*"]])
+@pytest.mark.slow
 def test_what_was_removed_meanwhile_is_told(gone, tmp_path, capsys, monkeypatch):
     loop = TrainingLoop.loop
 

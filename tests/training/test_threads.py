@@ -110,7 +110,11 @@ def test_calls_are_left_to_xlas_threads_where_it_has_several(
 
 
 @pytest.mark.parametrize(
-    "command", ["train ppo --env CartPole-v1 --max-steps 9", "play ppo --env CartPole-v1"]
+    "command",
+    [
+        "train ppo --env CartPole-v1 --max-steps 9",
+        pytest.param("play ppo --env CartPole-v1", marks=pytest.mark.slow),
+    ],
 )
 def test_devices_that_are_not_there_are_told_in_a_line(command, tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": ""}

@@ -26,7 +26,9 @@ def weights_of(agent):
     return jax.tree.map(np.asarray, learner.algorithm.weights(agent.session.driver.train.state))
 
 
-@pytest.fixture(scope="module", params=ENVS)
+@pytest.fixture(
+    scope="module", params=[x if x == "PPO" else pytest.param(x, marks=pytest.mark.slow) for x in ENVS]
+)
 def trained(request, tmp_path_factory):
     """A trained agent's name, the folder of its run and saved agents, and its weights."""
     place = tmp_path_factory.mktemp(request.param)
@@ -59,9 +61,8 @@ def test_weights_are_those_of_a_whole_agent(trained, path):
 SUFFIXES = [*weight_files.KINDS, ".tf"]
 
 
-@pytest.mark.parametrize(
-    "suffix", [x if x == ".npz" else pytest.param(x, marks=pytest.mark.slow) for x in SUFFIXES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_suffix_chooses_the_format_of_checkpoints(suffix, tmp_path):
     for name in ENVS:
         count = 1 if name == "PPO" else 3

@@ -98,6 +98,7 @@ def test_paths_of_seeds_are_those_of_the_beginning(here, monkeypatch):
     assert json.loads((here / "r/seed-4/run.json").read_text())["run"]["run_dir"] == str(here / "r/seed-4")
 
 
+@pytest.mark.slow
 def test_paths_of_an_algorithm_class_are_those_of_its_beginning(here, monkeypatch):
     agent = trainer("A2C")(
         "CartPole-v1", model=NET, run_dir="r", checkpoints=["w"], history_checkpoint="h.parquet", quiet=True

@@ -545,12 +545,12 @@ def test_what_cannot_be_built_is_refused_before_anything_is_written(here):
 
 
 def test_bad_trials_are_pruned_after_the_warm_up(here):
-    tuned = tune(planned(config={"n_trials": 14, "warmup_trials": 4, "study": "s"}))
+    tuned = tune(planned(config={"n_trials": 9, "warmup_trials": 4, "study": "s"}))
     pruned = [t for t in tuned.study.trials if t.state is TrialState.PRUNED]
     assert tuned.pruned == len(pruned) > 3
     assert all(t.number >= 4 for t in pruned)
     assert all(200 <= t.last_step < 1000 for t in pruned)  # not in the first fifth
-    assert tune(planned(config={"n_trials": 14, "prune": False, "study": "t"})).pruned == 0
+    assert tune(planned(config={"n_trials": 9, "prune": False, "study": "t"})).pruned == 0
 
 
 def test_a_report_that_is_no_number_does_not_prune(here):
