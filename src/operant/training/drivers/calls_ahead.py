@@ -1,4 +1,4 @@
-"""Calls of a compiled loop, the next of which is under way while the host looks at what the last one returned."""
+"""Calls of a compiled loop, the next of which is under way while the host looks at what the last returned."""
 
 from __future__ import annotations
 
