@@ -158,7 +158,7 @@ def test_long_and_short_calls_of_the_driver_learn_the_same(monkeypatch):
         monkeypatch.setattr(training, "CALL_SECONDS", seconds)
         agent = trainer("A2C")("jax:CartPole-v1", n_envs=8, model=NET, seed=3, quiet=True)
         blocks, advance = [], DeviceDriver.advance
-        monkeypatch.setattr(DeviceDriver, "advance", lambda self, n: blocks.append(n) or advance(self, n))
+        monkeypatch.setattr(DeviceDriver, "advance", lambda self, n, *_: blocks.append(n) or advance(self, n))
         outcome = agent.fit(max_steps=10_000)
         monkeypatch.setattr(DeviceDriver, "advance", advance)
         return blocks, outcome, jax.device_get(agent.session.driver.train.state)
@@ -192,7 +192,7 @@ def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
         runner.run(num_updates=2, use_tqdm=False)
         advance = DeviceDriver.advance
 
-        def interrupted(self, blocks):
+        def interrupted(self, blocks, ahead=0):
             loop = self.compile()
 
             def stopped(*args):

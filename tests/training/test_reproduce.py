@@ -99,7 +99,7 @@ def test_a_run_without_a_seed_is_repeated_bit_by_bit(run, capsys):
 def test_a_repetition_that_is_interrupted_says_nothing_of_the_run(run, capsys, monkeypatch):
     advance = DeviceDriver.advance
 
-    def pressed(self, blocks):
+    def pressed(self, blocks, ahead=0):
         signal.raise_signal(signal.SIGINT)
         return advance(self, blocks)
 

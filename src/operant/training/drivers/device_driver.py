@@ -77,8 +77,9 @@ class PackedEnds(NamedTuple):
     def of(cls, ends: EpisodeEnds) -> PackedEnds:
         """Pack ends `[blocks, rows, N]`: room is for one in eight, which is more than most games need."""
         ended, n = ends.ended.reshape(-1), ends.ended.shape[-1]
-        steps = jnp.cumsum(ends.valid.reshape(-1))
+        steps = jnp.cumsum(ends.valid.reshape(-1), dtype=jnp.int32)
         (place,) = jnp.nonzero(ended, size=min(max(64, ended.size // 8), ended.size), fill_value=0)
+        place = place.astype(jnp.int32)
         reward, length = ends.reward.reshape(-1)[place], ends.length.reshape(-1)[place]
         faulty, number = jnp.any(ends.fault != 0), jnp.sum(ended, dtype=jnp.int32)
         return cls(steps[-1], number, faulty, steps[place // n], reward, length, place % n)
