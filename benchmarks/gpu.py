@@ -145,16 +145,18 @@ class Whole:
     def run(self, seconds: float) -> float:
         """Train for about so many seconds; return the steps per second."""
         steps = self.population.blocks * self.population.drivers[0].block_steps * self.calls
-        loops = {}
+        loops, histories = {}, []
         for i, driver in enumerate(self.population.drivers):
             options = RunConfig(
                 env=self.job.env, n_envs=self.job.envs, max_steps=driver.step + steps, seed=1, quiet=True
             )
-            history = History(self.folder / f"{time.monotonic_ns()}-{i}.parquet")
-            specification = {"parallel_interactions": self.job.envs}
-            loops[i] = TrainingLoop(self.definition, driver, options, specification, LoggerGroup([history]))
+            histories.append(History(self.folder / f"{time.monotonic_ns()}-{i}.parquet"))
+            loggers, specification = LoggerGroup(histories[-1:]), {"parallel_interactions": self.job.envs}
+            loops[i] = TrainingLoop(self.definition, driver, options, specification, loggers)
         before, began = int(self.population.steps.sum()), time.perf_counter()
         run_together(self.population, loops, lambda i, end: None, failed)
+        for history in histories:
+            history.close()
         taken = time.perf_counter() - began
         self.calls = max(2, round(self.calls * seconds / taken))
         return (int(self.population.steps.sum()) - before) / taken

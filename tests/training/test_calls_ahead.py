@@ -139,7 +139,7 @@ def test_seeds_in_one_program_go_ahead_too(like_an_accelerator, events):
             loggers.episodes = rows[i].extend
             specification = {"parallel_interactions": 3}
             trainings[i] = TrainingLoop(None, runner.drivers[i], run, specification, loggers)
-            trainings[i]._set_pace = lambda made=trainings[i]: setattr(made, "_pace", 4)
+            trainings[i]._set_pace = lambda seconds, made=trainings[i]: setattr(made, "_pace", 4)
         run_together(runner, trainings, ends.__setitem__, ends.__setitem__)
         states = [jax.device_get(driver.learnt) for driver in runner.drivers]
         untimed = {i: [row._replace(time=0.0) for row in rows[i]] for i in rows}
@@ -155,7 +155,35 @@ def test_seeds_in_one_program_go_ahead_too(like_an_accelerator, events):
     assert events[:3].count("begin") == 2  # two calls before anything is read
 
 
+@pytest.mark.slow
+def test_a_run_of_several_may_be_changed_while_their_next_call_is_under_way(like_an_accelerator):
+    agent = compiled("ppo", Countdown(), 3)
+    keys, found = jax.vmap(jax.random.key)(jnp.arange(4)), []
+    for accelerated in (False, True):
+        like_an_accelerator(accelerated)
+        runner = MultiSeedRunner(agent.learner, agent.env, agent.n, keys, blocks=4, mapped=True)
+        episodes = []
+        for i in range(6):
+            episodes += [list(own) for own in runner.advance(4, None, 4)]
+            runner.drivers[i % 4].scale_lr(0.5)
+            if i == 3:
+                runner.drivers[1].begin_anew(runner.loop.restart)
+        states = jax.device_get([driver.learnt for driver in runner.drivers])
+        found.append((episodes, [driver.metrics() for driver in runner.drivers], list(runner.steps), states))
+    assert found[0][:3] == found[1][:3] and differing(found[0][3], found[1][3]) == []
+
+
 WORDS = ["--n-envs", "4", "--n-steps", "16", "--seed", "3", "--quiet", "--max-steps", "20000"]
+
+
+def counting(calls, name, method):
+    """Return a method that counts its calls."""
+
+    def counted(*arguments):
+        calls[name] += 1
+        return method(*arguments)
+
+    return counted
 
 
 @pytest.mark.slow
@@ -164,12 +192,25 @@ WORDS = ["--n-envs", "4", "--n-steps", "16", "--seed", "3", "--quiet", "--max-st
     [
         ["--target-reward", "24"],
         ["--eval-frequency", "3000", "--save-frequency", "5000", "--keep-checkpoints", "9"],
-        ["--divergence-monitoring-steps", "0", "--plateau-reduce-patience", "1"],
+        [
+            "--divergence-monitoring-steps",
+            "0",
+            "--reward-buffer-size",
+            "20",
+            "--plateau-reduce-patience",
+            "1",
+        ],
     ],
 )
 def test_a_run_comes_to_the_same_end(tmp_path, monkeypatch, like_an_accelerator, words):
     monkeypatch.chdir(tmp_path)
-    found = []
+    # Whatever the clock says, calls are as long as they may be.
+    monkeypatch.setattr(TrainingLoop, "_set_pace", lambda self, seconds: setattr(self, "_pace", 10**6))
+    found, changed, scale = [], [], DeviceDriver.scale_lr
+    monkeypatch.setattr(DeviceDriver, "scale_lr", lambda *a: (changed.append(a), scale(*a))[1])
+    calls = {"_begin": 0, "advance": 0}
+    for method in calls:
+        monkeypatch.setattr(CallsAhead, method, counting(calls, method, getattr(CallsAhead, method)))
     for name, does in (("plain", False), ("ahead", True)):
         like_an_accelerator(does)
         train = ["train", "ppo", "--env", "jax:CartPole-v1", *WORDS, *words, "--run-dir", name]
@@ -179,5 +220,11 @@ def test_a_run_comes_to_the_same_end(tmp_path, monkeypatch, like_an_accelerator,
         history = read_history(tmp_path / name / "history.parquet")
         del history["time"], header["training"]["elapsed"]
         found.append((names, leaves, header["training"], history))
+    assert bool(changed) == ("--plateau-reduce-patience" in words)
+    in_vain = calls["_begin"] - calls["advance"]  # in both runs
+    if changed:
+        assert 0 < in_vain <= len(changed) // 2
+    else:
+        assert in_vain == ("--target-reward" in words)
     np.testing.assert_equal(found[1][2:], found[0][2:])
     assert found[0][0] == found[1][0] and differing(found[0][1], found[1][1]) == []

@@ -13,6 +13,7 @@ import pytest
 from tests.execution.test_agent import NET, REPLAY, ROLLOUT
 from tests.training.small_runs import A2C, create, play, same, weights
 
+import operant
 from operant import Agent, Runner, checkpoint
 from operant.envs.workers.process import Worker
 from operant.errors import NumericalError
@@ -22,6 +23,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training import loop as training
 from operant.training import signals
+from operant.training.drivers import device_driver
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.train import ExperimentConfig, train
 
@@ -184,6 +186,22 @@ def test_ctrl_c_while_the_last_checkpoint_is_written_waits_for_it(monkeypatch, t
     assert saved and checkpoint.latest("run/checkpoints").absolute() == saved[-1]
 
 
+def test_ctrl_c_while_a_call_is_read_leaves_the_agent_whole(monkeypatch):
+    """The call has consumed the state that it began from: what it returned must have replaced it by then."""
+    agent = operant.A2C("jax:CartPole-v1", n_envs=2, quiet=True, seed=1, model=NET)
+    agent.fit(max_steps=20)
+
+    def pressed(tree):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device_driver.jax, "device_get", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            agent.fit(max_steps=10_000)
+    agent.act(np.zeros(4, np.float32))
+    assert agent.fit(max_steps=12_000).reason == "max_steps"
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
     """The device driver's call consumes the agent's state: what it returns must come back before the
@@ -200,11 +218,11 @@ def test_ctrl_c_in_a_run_of_the_runner_leaves_the_agent_whole(monkeypatch):
                 signal.raise_signal(signal.SIGINT)
                 return found
 
-            self._compiled = stopped
+            self._compiled[False] = stopped
             try:
                 return advance(self, blocks)
             finally:
-                self._compiled = loop
+                self._compiled[False] = loop
 
         monkeypatch.setattr(DeviceDriver, "advance", interrupted)
         with pytest.raises(KeyboardInterrupt):

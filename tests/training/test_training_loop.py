@@ -58,6 +58,9 @@ class Pretended:
     def metrics(self):
         return {}
 
+    def settle(self):
+        pass
+
     def skipped(self):
         return 0
 

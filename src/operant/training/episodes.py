@@ -73,10 +73,15 @@ def _sums(values: np.ndarray, window: int, first: int) -> np.ndarray:
     parts = [np.add.accumulate(values[:window])[first:]]
     begin = max(first, window) + 1 - window
     if begin + window <= len(values):
-        full = np.lib.stride_tricks.sliding_window_view(values[begin:], window)
-        rows = max(1, 2**18 // window)  # of whose sums there is room in a cache
-        for i in range(0, len(full), rows):
-            parts.append(np.add.accumulate(full[i : i + rows], axis=1)[:, -1])
+        number = len(values) + 1 - window - begin
+        if number < 2 * window:
+            windows = np.lib.stride_tricks.sliding_window_view(values[begin:], window)
+            parts.append(np.add.accumulate(windows, axis=1)[:, -1])
+        else:  # the same sums, of all windows at a time
+            sums = values[begin : begin + number].copy()
+            for i in range(begin + 1, begin + window):
+                sums += values[i : i + number]
+            parts.append(sums)
     return np.concatenate(parts)
 
 

@@ -154,6 +154,7 @@ class TrainingLoop:
         self._collected = 0  # blocks that `blocks` has asked for
         self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
         self._asked = 0  # blocks of the last call
+        self._announced = 0  # blocks of the next call, where the driver may have begun it
         self._pace = 1  # most blocks of the next call, so that it does not take long
         self._called = 0.0  # when the last call ended
 
@@ -170,8 +171,11 @@ class TrainingLoop:
     @property
     def counted(self) -> int:
         """Steps as `max_steps` counts them, see `counted`."""
+        return self._counted(self.driver.step)
+
+    def _counted(self, step: int) -> int:
         rows, begun = (self._earlier + self._collected) * self._rollout, self.progress.origin.step
-        return counted(self.run.max_steps, self.driver.step, rows, self._rollout, begun)
+        return counted(self.run.max_steps, step, rows, self._rollout, begun)
 
     @property
     def _rollout(self) -> int:
@@ -268,6 +272,8 @@ class TrainingLoop:
         except (Exception, SystemExit):
             self.fail(self.driver.unreported)
             raise
+        finally:
+            self.driver.settle()
 
     def fail(self, unreported: Sequence[EpisodeResult]) -> None:
         """Save what there is, and episodes learnt from but not reported, when something has failed."""
@@ -310,43 +316,48 @@ class TrainingLoop:
             self._left = max(1, left)
         blocks = self._left
         if self.driver.processes == 1:  # processes that train together make the same calls
-            blocks = min(blocks, self._pace)
+            blocks = min(blocks, self._announced or self._pace)
         for every in (self.run.eval_frequency, self.run.save_frequency):
             if every is not None:
                 blocks = min(blocks, math.ceil((every - self.step % every) / self.driver.block_steps))
         self._left -= blocks
         self._collected += blocks
-        self._asked = blocks
+        self._asked, self._announced = blocks, 0
         return blocks
 
     def ahead(self) -> int:
         """Return the blocks of the call after the one that `blocks` asked for, if the run simply goes on.
 
-        0: something else may be due between them, or a call takes long anyway. Where the run ends at the
-        target, a call that was begun in vain is not used.
+        0: something else may be due between them. Where the run ends at the target, a call that was begun in
+        vain is not used.
         """
-        run, step = self.run, self.step + self._asked * self.driver.block_steps  # at most
+        run, asked = self.run, self._asked * self.driver.block_steps
+        step = self.step + asked  # at most: rows of last observations are no steps
         for every in (run.eval_frequency, run.save_frequency):
             if every is not None and self.step // every < step // every:
                 return 0
         if self._due_to_save(self._time() - self._begun) or self.driver.processes > 1:
             return 0
-        blocks = self._left or self.driver.blocks
+        blocks = min(self._left or self.driver.blocks, self._pace)
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks - self._collected)
         if run.max_steps is not None:
-            taken = self.counted + (0 if self._rollout else self._asked * self.driver.block_steps)
+            taken = self._counted(self.driver.step + asked)
             blocks = min(blocks, math.ceil((run.max_steps - taken) / self.driver.block_steps))
         for every in (run.eval_frequency, run.save_frequency):
             if every is not None:
                 blocks = min(blocks, math.ceil((every - step % every) / self.driver.block_steps))
-        return blocks if 0 < blocks <= self._pace else 0
+        self._announced = max(0, blocks)
+        return self._announced
 
-    def take(self, finished: Sequence[EpisodeResult]) -> str | None:
-        """Account for the episodes of those blocks, log and save when due; return why the run ends, if so."""
+    def take(self, finished: Sequence[EpisodeResult], seconds: float | None = None) -> str | None:
+        """Account for the episodes of those blocks, log and save when due; return why the run ends, if so.
+
+        `seconds` were spent waiting for the blocks (default: all since the last call of this).
+        """
         self.progress.elapsed, self._ending = self.driver.agree(self._time() - self._begun, self._interrupted)
         now = self.progress.elapsed
-        self._set_pace()
+        self._set_pace(time.perf_counter() - self._called if seconds is None else seconds)
         records = self._account(finished)  # before an evaluation, which may fail
         scores = self._evaluate()
         if self._left:
@@ -381,10 +392,9 @@ class TrainingLoop:
             return now - self._saved >= self.run.save_seconds
         return self.step // every > self._saved_step // every
 
-    def _set_pace(self) -> None:
+    def _set_pace(self, seconds: float) -> None:
         """Bound the next call by how long the last one took; what is learnt does not depend on it."""
-        seconds = max(time.perf_counter() - self._called, 1e-6)
-        self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / seconds)))
+        self._pace = max(1, min(4 * self._asked, int(self._asked * CALL_SECONDS / max(seconds, 1e-6))))
 
     def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
         return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")

@@ -231,11 +231,12 @@ def run_together(
         Exception: what a call, or one of these functions, raised; what was learnt before is saved.
     """
     wanted: dict[int, int] = {}  # blocks until a run looks
+    waited: dict[int, float] = {}  # seconds for those blocks, without what other runs did meanwhile
     finished: dict[int, list[EpisodeTable[EpisodeResult]]] = {i: [] for i in trainings}
 
     def go_on(i: int, reason: str | None) -> None:
         if reason is None:
-            wanted[i] = trainings[i].blocks()
+            wanted[i], waited[i] = trainings[i].blocks(), 0.0
             return
         wanted.pop(i, None)
         ended(i, trainings[i].end(reason))
@@ -252,9 +253,12 @@ def run_together(
             while wanted:
                 count = min(wanted.values())
                 after = [left - count or trainings[i].ahead() for i, left in wanted.items()]
+                began = time.perf_counter()
                 episodes = runner.advance(count, wanted, min(after))
+                seconds = time.perf_counter() - began
                 for i in tuple(wanted):
                     finished[i].append(episodes[i])
+                    waited[i] += seconds
                     wanted[i] -= count
                 for i in tuple(wanted):
                     if (fault := runner.faults[i]) is not None:
@@ -262,13 +266,15 @@ def run_together(
                         del wanted[i]
                     elif not wanted[i]:
                         taken, finished[i] = EpisodeTable.joined(EpisodeResult, finished[i]), []
-                        go_on(i, trainings[i].take(taken))
+                        go_on(i, trainings[i].take(taken, waited.pop(i)))
                 show()
     except Exception:
         for i in wanted:
             unreported = EpisodeTable.of(EpisodeResult, runner.unreported[i])
             trainings[i].fail(EpisodeTable.joined(EpisodeResult, [*finished[i], unreported]))
         raise
+    finally:
+        runner.settle()
 
 
 def _summary(trainings: Sequence[TrainingLoop], outcomes: Mapping[int, Outcome], seconds: float) -> Record:

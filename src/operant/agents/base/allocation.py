@@ -132,7 +132,8 @@ def compiled(function: Any, arguments: tuple[Any, ...]) -> Any:
     """
     program = function.lower(*arguments).compile()
     if (analysis := program.memory_analysis()) is not None:
-        expect_room({"intermediate results": analysis.temp_size_in_bytes})
+        results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        expect_room({"intermediate results": analysis.temp_size_in_bytes + results})
     return program
 
 

@@ -60,11 +60,10 @@ class FastPath:
         on_device = self._driver == "device"
         driver = self._on_device(agent, state) if on_device else self._on_host(agent, state, seed)
         try:
-            while not statistics.ending and (
-                blocks := min(driver.blocks, self._blocks(agent.learner, options, statistics))
-            ):
+            while not statistics.ending and (left := self._blocks(agent.learner, options, statistics)):
+                blocks = min(driver.blocks, left)
                 with signals.held():  # what a block consumes exists nowhere until it is done and counted
-                    self._advance(driver, blocks, statistics)
+                    self._advance(driver, blocks, min(driver.blocks, left - blocks), statistics)
                     statistics.updates = int(driver.train.counters.updates) - before
                 show(statistics, episode=True)
         finally:
@@ -73,9 +72,11 @@ class FastPath:
                 driver.forget()
 
     @staticmethod
-    def _advance(driver: DeviceDriver | HostDriver, blocks: int, statistics: RunStatistics) -> None:
+    def _advance(
+        driver: DeviceDriver | HostDriver, blocks: int, ahead: int, statistics: RunStatistics
+    ) -> None:
         began, step = time.perf_counter(), driver.step
-        finished = driver.advance(blocks)
+        finished = driver.advance(blocks, ahead)
         each = (time.perf_counter() - began) / max(driver.step - step, 1)
         for episode in finished:
             seconds = each * episode.length

@@ -40,10 +40,12 @@ class CallsAhead:
         self._next: Call | None = None
 
     def advance(self, run: Loop, state: tuple[Tree, ...], blocks: int, ahead: int = 0) -> Call:
-        """Run that many blocks, and return the call with its report on the host.
+        """Run that many blocks, and return the call, whose report is on its way to the host.
+
+        Its state must replace the one before at once: that one may be gone.
 
         Args:
-            run: the loop. Of what it returns, `report` is copied to the host, and `kept` stays.
+            run: the loop. Of what it returns, the host reads `report`, and `kept` stays.
             state: what it begins from.
             blocks: of this call.
             ahead: of the next one, if the run simply goes on; 0: that is not known.
@@ -54,16 +56,17 @@ class CallsAhead:
             or call.blocks != blocks
             or any(a is not b for a, b in zip(call.start, state, strict=True))
         ):
+            call = None  # and released, before another one needs room
             call = self._begin(run, state, blocks)
         if self.ahead and ahead:
             try:
                 self._next = self._begin(run, call.state, ahead)
             except BackendError:  # no room for the states of two calls
                 self.ahead = False
-        return call._replace(report=jax.device_get(call.report))
+        return call
 
     def forget(self) -> None:
-        """Release the call that was begun, if any."""
+        """Release the call that was begun in vain, if any."""
         self._next = None
 
     def _begin(self, run: Loop, state: tuple[Tree, ...], blocks: int) -> Call:

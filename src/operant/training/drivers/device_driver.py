@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt
 
-from operant.agents.base.allocation import compiled, initializer
+from operant.agents.base.allocation import compiled, initializer, memory_errors
 from operant.agents.base.learner import Learner, TrainState, reset_carry
 from operant.agents.base.protocol import fold
 from operant.envs.native import native_env
@@ -255,7 +255,7 @@ class DeviceRun:
             if ends.suffices:
                 number = int(ends.number)
                 columns = ends.step + np.int64(step), ends.reward, ends.length, ends.actor
-                return _table(*(x[:number] for x in columns)), step + int(ends.steps), None
+                return _table(*(x[:number].copy() for x in columns)), step + int(ends.steps), None
             ends = unpacked()
         return *finished_episodes(ends, step), self.fault(ends, name)
 
@@ -320,7 +320,7 @@ class DeviceDriver(NativeDriver):
         self.loop.packs &= alone
         # Two states of a replay memory would have no room; on a CPU, the host's work is the device's.
         self.calls = CallsAhead(ahead=self.loop.packs and not learner.replays)
-        self._compiled: Any = None
+        self._compiled: dict[bool, Any] = {}
 
     @property
     def world(self) -> RunnerState:
@@ -337,13 +337,14 @@ class DeviceDriver(NativeDriver):
 
     def compile(self) -> Any:
         """Return the compiled loop; the first call compiles it."""
-        if self._compiled is None:
+        ahead = self.calls.ahead
+        if ahead not in self._compiled:
             loop = functools.partial(self.loop.iterate, limit=self.blocks)
             arguments = (self.train, self.world, np.int32(0))
             with self.devices.mesh():
-                jitted = self.devices.jit(loop, arguments, 2, donate=not self.calls.ahead)
-                self._compiled = compiled(jitted, arguments)
-        return self._compiled
+                jitted = self.devices.jit(loop, arguments, 2, donate=not ahead)
+                self._compiled[ahead] = compiled(jitted, arguments)
+        return self._compiled[ahead]
 
     def advance(self, blocks: int, ahead: int = 0) -> EpisodeTable[EpisodeResult]:
         """Run that many blocks (at most `self.blocks`); return the episodes that ended, in order of time.
@@ -355,7 +356,8 @@ class DeviceDriver(NativeDriver):
         state, blocks, ahead = (self.train, self._world), min(blocks, self.blocks), min(ahead, self.blocks)
         call = self.calls.advance(self.compile(), state, blocks, ahead)
         self.train, self._world = call.state
-        ends, meter = call.report
+        with memory_errors:
+            ends, meter = jax.device_get(call.report)
         self.meter += meter
         unpacked = functools.partial(jax.device_get, call.kept)
         finished, self.step, fault = self.loop.finished(ends, unpacked, self.step, self.name)
@@ -365,6 +367,10 @@ class DeviceDriver(NativeDriver):
                 self.begin_anew(self.loop.restart)
             raise EnvError(fault)
         return finished
+
+    def settle(self) -> None:
+        """Release a call that was begun in vain."""
+        self.calls.forget()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the environments' part of what is needed to continue."""
@@ -381,7 +387,7 @@ class DeviceDriver(NativeDriver):
 
     def forget(self) -> None:
         """Release all state; only `restore` puts another in its place."""
-        self.calls.forget()
+        self.settle()
         del self.train, self._world
 
     def scale_lr(self, factor: float) -> tuple[float, float]:

@@ -56,6 +56,10 @@ class Driver(abc.ABC):
         """Discard a block that is not complete by then (`time.perf_counter`); a compiled one is completed."""
         return None
 
+    def settle(self) -> None:
+        """Release a call that was begun in vain, since the run has ended."""
+        return None
+
     @abc.abstractmethod
     def metrics(self) -> dict[str, float]:
         """Return the averages of the metrics since the last call."""

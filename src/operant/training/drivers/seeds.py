@@ -105,6 +105,10 @@ class MultiSeedRunner:
             raise error
         return finished
 
+    def settle(self) -> None:
+        """Release a call that was begun in vain, since all runs have ended."""
+        self.states.settle()
+
     @property
     def steps(self) -> np.ndarray:
         """Environment steps of each run so far."""
@@ -182,6 +186,9 @@ class _SeparateRuns:
             advanced.append((i, *report, functools.partial(jax.device_get, kept)))
         return advanced, errors[0] if errors else None
 
+    def settle(self) -> None:
+        pass
+
     def get(self, index: int, part: Part) -> Any:
         return self._states[index].part(part)
 
@@ -197,19 +204,27 @@ class _VmapRuns:
         self._size = keys.shape[0]
         self._state = SeedState(train, world)
         self._loop = functools.partial(loop.iterate, limit=blocks)
+        self._compiled: dict[bool, Any] = {}
         # As of a single run: see `DeviceDriver`.
         self.calls = CallsAhead(ahead=loop.packs and not learner.replays)
 
-    @functools.cached_property
-    def compiled(self) -> Any:
-        mapped = jax.vmap(self._loop, in_axes=(0, 0, None))
-        donated = () if self.calls.ahead else (0, 1)
-        return compiled(jax.jit(mapped, donate_argnums=donated), (*self._state, np.int32(0)))
+    def compile(self) -> Any:
+        """Return the compiled loop of all runs; the first call compiles it."""
+        ahead = self.calls.ahead
+        if ahead not in self._compiled:
+            mapped = jax.vmap(self._loop, in_axes=(0, 0, None))
+            jitted = jax.jit(mapped, donate_argnums=() if ahead else (0, 1))
+            self._compiled[ahead] = compiled(jitted, (*self._state, np.int32(0)))
+        return self._compiled[ahead]
+
+    def settle(self) -> None:
+        self.calls.forget()
 
     def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
-        call = self.calls.advance(self.compiled, tuple(self._state), blocks, ahead)
+        call = self.calls.advance(self.compile(), tuple(self._state), blocks, ahead)
         self._state = SeedState(*call.state)
-        ends, meter = call.report
+        with memory_errors:
+            ends, meter = jax.device_get(call.report)
         fetch = functools.cache(functools.partial(jax.device_get, call.kept))
 
         def unpacked(index: int) -> EpisodeEnds:
