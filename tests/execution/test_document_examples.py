@@ -95,10 +95,6 @@ def test_command_lines(command, tmp_path, monkeypatch):
         assert all(checkpoint.is_checkpoint(file) for file in files)
 
 
-LONG = ("acer", "dqn", "trpo", "training")
-"""Programs that take a minute or more; their command line takes less. `training` is most of `a2c`."""
-
-
 @pytest.mark.slow
 def test_imports_of_programs_need_nothing_set():
     """Eight of the ten ask for Keras before anything has asked it to run on JAX."""
@@ -165,13 +161,10 @@ def test_keras_is_found_below_operant():
     assert operant.get_logger().name == "operant"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:critic_model ends in tanh")  # ddpg and td3
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(p, marks=pytest.mark.exhaustive if p.stem in LONG else pytest.mark.slow) for p in EXAMPLES],
-    ids=[path.stem for path in EXAMPLES],
-)
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_programs(example, tmp_path, monkeypatch):
     pytest.importorskip("ale_py", reason="needs the extra 'atari'")
     monkeypatch.chdir(tmp_path)
