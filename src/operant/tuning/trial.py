@@ -230,7 +230,7 @@ class _TrialRun:
         for seed, end in zip(tuple(self.active), ends, strict=True):
             if isinstance(end, str) or end.reason == "interrupted":
                 text = end if isinstance(end, str) else "The trial was interrupted."
-                self.tell(kind="failed", text=text, traceback="")
+                self._end(kind="failed", text=text, traceback="")
                 return False
             if end.reason != "max_steps":
                 self.active.remove(seed)
@@ -248,10 +248,16 @@ class _TrialRun:
         if value is None:
             reached = max(seed.training.step for seed in self.seeds)
             text = f"No episode ended within {reached} steps, so there is no return. Raise --trial-steps."
-            self.tell(kind="failed", text=text, traceback="")
+            self._end(kind="failed", text=text, traceback="")
         else:
-            self.tell(**_ended(self.seeds, value, values, kind))
+            self._end(**_ended(self.seeds, value, values, kind))
         return False
+
+    def _end(self, **message: Any) -> None:
+        """Tell of the end, with the histories on the disk: who hears of it may read them."""
+        for seed in self.seeds:
+            seed.training.loggers.flush()
+        self.tell(**message)
 
 
 def _advance(trials: Sequence[Sequence[_SeedRun]], steps: int, connection: Connection, reach: Reach) -> None:
