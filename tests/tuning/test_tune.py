@@ -475,13 +475,12 @@ class Told:
     progress = types.SimpleNamespace(score=types.SimpleNamespace(episodes=1), elapsed=1.0)
 
     def __init__(self, *values):
-        self.training, self.counted, self.step, self.run = (
-            self,
-            0,
-            0,
-            RunConfig(env="CartPole-v1", max_steps=20),
-        )
-        self._values = iter(values)
+        self.training, self.counted, self.step = self, 0, 0
+        self.run = RunConfig(env="CartPole-v1", max_steps=20)
+        self._values, self.loggers, self.on_disk = iter(values), self, False
+
+    def flush(self):
+        self.on_disk = True
 
     def loop(self):
         self.step = self.counted = self.run.max_steps
@@ -502,6 +501,7 @@ def test_a_trial_reports_only_what_all_its_seeds_have_reached():
         (step, 2.0) for step in range(3, 21)
     ]
     assert (ended["kind"], ended["value"], ended["seed_values"]) == ("ended", 2.0, [1.0, 3.0])
+    assert all(seed.on_disk for seed in seeds)
     connection, seeds = Listening(), (Told(*[1.0] * 20), Told(*[None] * 20))
     trial._advance([seeds], 20, connection, trial._one_after_another)
     [failed] = connection.told
