@@ -86,11 +86,18 @@ def train(name: str, seed: int, runs: Path, minutes: float | None) -> None:
             return
     if run.returncode:
         raise SystemExit(f"{name} failed: see {folder / 'output.txt'}")
+    if ended((folder / "output.txt").read_text()) is None:  # interrupted: the next call goes on
+        return
     play = [sys.executable, "-m", "operant", "play", "run", "--episodes", str(EPISODES), "--seed", "1"]
     played = subprocess.run(
         play, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
     )
     (folder / "play.txt").write_text(played.stdout + played.stderr)
+
+
+def ended(output: str) -> str | None:
+    """Return what ended a training, by what it printed; None: nothing yet."""
+    return next((end for words, end in ENDS.items() if words in output), None)
 
 
 def found(name: str, seed: int, runs: Path) -> dict[str, Any] | None:
@@ -110,7 +117,7 @@ def found(name: str, seed: int, runs: Path) -> dict[str, Any] | None:
         "hours": round(float(history["time"][-1]) / 3600, 2),
         "mean_return": round(float(history["mean_reward"][-1]), 1),
         "best_mean_return": round(float(history["best_reward"][-1]), 1),
-        "end": next((end for words, end in ENDS.items() if words in output), None),
+        "end": ended(output),
         "play": score and float(score[1]),
         "machine": facts["machine"],
         "operant": facts["git"] or facts["versions"]["operant"],
