@@ -173,7 +173,19 @@ def test_a_run_of_several_may_be_changed_while_their_next_call_is_under_way(like
     assert found[0][:3] == found[1][:3] and differing(found[0][3], found[1][3]) == []
 
 
-WORDS = ["--n-envs", "4", "--n-steps", "16", "--seed", "3", "--quiet", "--max-steps", "20000"]
+WORDS = [
+    "--n-envs",
+    "4",
+    "--n-steps",
+    "16",
+    "--seed",
+    "3",
+    "--quiet",
+    "--max-steps",
+    "20000",
+    "--log-frequency",
+    "50",
+]
 
 
 def counting(calls, name, method):
