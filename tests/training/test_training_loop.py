@@ -28,6 +28,7 @@ class Pretended:
 
     unreported = ()
     processes = 1
+    goes_ahead = False
     deadline = math.inf
     block_steps = BLOCK_STEPS
     learner = types.SimpleNamespace(learns_from_every_block=True, warmup=0)

@@ -76,6 +76,7 @@ class History(Logger):
         self._part = 0  # number of the part that is being filled
         self._written: pa.Table | None = None  # the rows of that part that are on the disk
         self._waiting: list[EpisodeTable[EpisodeRecord]] = []
+        self._rows = 0  # of those that wait
         self._flushed = time.monotonic()
         self.path.mkdir(parents=True, exist_ok=True)
         for leftover in self.path.glob(f"{durable.TEMPORARY}*"):
@@ -88,6 +89,7 @@ class History(Logger):
         """Take in finished episodes."""
         if len(episodes):
             self._waiting.append(EpisodeTable.of(EpisodeRecord, episodes))
+            self._rows += len(episodes)
         self._flush_if_due()
 
     def record(self, record: Record) -> None:
@@ -112,6 +114,7 @@ class History(Logger):
             _write(self.path / f"part-{self._part:06d}.parquet", rows)
             # Only now: a failed write is tried again with the next flush.
             self._waiting = [waiting[room:]] if len(waiting) > room else []
+            self._rows = max(0, len(waiting) - room)
             self._written = rows
             if rows.num_rows >= self._part_rows:
                 self._part += 1
@@ -119,7 +122,7 @@ class History(Logger):
 
     def _flush_if_due(self) -> None:
         late = time.monotonic() - self._flushed >= self._flush_seconds
-        if self._waiting and (late or sum(map(len, self._waiting)) >= self._flush_rows):
+        if self._waiting and (late or self._rows >= self._flush_rows):
             self.flush()
 
     def _continue(self) -> None:

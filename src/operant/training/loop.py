@@ -299,7 +299,7 @@ class TrainingLoop:
         self._left = 0
         self._called_off = False
         self._end_by(math.inf)
-        self._pace, self._called = 1, time.perf_counter()
+        self._pace, self._announced, self._called = 1, 0, time.perf_counter()
         if scores := self._evaluate():  # one that was interrupted
             self._log([self._record(scores)])
         return self._stop() or ("callback" if self._called_off else None)
@@ -331,12 +331,14 @@ class TrainingLoop:
         0: something else may be due between them. Where the run ends at the target, a call that was begun in
         vain is not used.
         """
+        if not self.driver.goes_ahead:
+            return 0
         run, asked = self.run, self._asked * self.driver.block_steps
         step = self.step + asked  # at most: rows of last observations are no steps
         for every in (run.eval_frequency, run.save_frequency):
             if every is not None and self.step // every < step // every:
                 return 0
-        if self._due_to_save(self._time() - self._begun) or self.driver.processes > 1:
+        if self._due_to_save(self._time() - self._begun):
             return 0
         blocks = min(self._left or self.driver.blocks, self._pace)
         if self.most_blocks is not None:

@@ -323,6 +323,11 @@ class DeviceDriver(NativeDriver):
         self._compiled: dict[bool, Any] = {}
 
     @property
+    def goes_ahead(self) -> bool:
+        """Whether the next call may begin before the last one is booked."""
+        return self.calls.ahead
+
+    @property
     def world(self) -> RunnerState:
         """The environments' part of the run."""
         return self._world

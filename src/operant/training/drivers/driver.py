@@ -31,6 +31,11 @@ class Driver(abc.ABC):
     processes: int = 1
     """How many processes train together."""
 
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether the next call may begin before the last one is booked."""
+        return False
+
     def __init__(self, learner: Learner, n: int, check_steps: int) -> None:
         self.learner = learner
         self.block_steps = learner.rows * n

@@ -107,7 +107,7 @@ class MultiSeedRunner:
 
     def settle(self) -> None:
         """Release a call that was begun in vain, since all runs have ended."""
-        self.states.settle()
+        self.states.calls.forget()
 
     @property
     def steps(self) -> np.ndarray:
@@ -146,6 +146,7 @@ class _SeparateRuns:
     """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
 
     def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+        self.calls = CallsAhead(ahead=False)
         size, begin = keys.shape[0], jax.jit(loop.begin)
         init = initializer(learner, loop.n, learner.init, _of(keys, 0), hyper[0], copies=size)
         self._states: list[SeedState] = []
@@ -186,9 +187,6 @@ class _SeparateRuns:
             advanced.append((i, *report, functools.partial(jax.device_get, kept)))
         return advanced, errors[0] if errors else None
 
-    def settle(self) -> None:
-        pass
-
     def get(self, index: int, part: Part) -> Any:
         return self._states[index].part(part)
 
@@ -216,9 +214,6 @@ class _VmapRuns:
             jitted = jax.jit(mapped, donate_argnums=() if ahead else (0, 1))
             self._compiled[ahead] = compiled(jitted, (*self._state, np.int32(0)))
         return self._compiled[ahead]
-
-    def settle(self) -> None:
-        self.calls.forget()
 
     def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
         call = self.calls.advance(self.compile(), tuple(self._state), blocks, ahead)
@@ -264,6 +259,11 @@ class SeedDriver(NativeDriver):
         super().__init__(runner.learner, n, CHECK_STEPS)
         self.runner = runner
         self.index = index
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether the next call may begin before the last one is booked."""
+        return self.runner.states.calls.ahead
 
     def advance(self, blocks: int, ahead: int = 0) -> Sequence[EpisodeResult]:
         """Refuse: a run advances with the others."""
