@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.envs.connection import Answer
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.connection import Answer, EnvDescription
 from operant.envs.remote.wire import MAC, Frames, Schema, WireError, frame
 from operant.errors import SpaceError, SpecError
 from operant.spec.spaces import Spaces

@@ -6,11 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import LocalConnection, VectorizedConnection, close_all
 from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.environment import Environment
+from operant.envs.remote.connection import (
+    Connection,
+    ConnectionLimits,
+    LocalConnection,
+    RestartingConnection,
+    VectorizedConnection,
+    close_all,
+)
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Connection, ConnectionLimits, RestartingConnection
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
@@ -212,7 +218,7 @@ def credentials(
         certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system
             trusts. The connection uses TLS if this is given.
     """
-    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.channel import read_token
     from operant.envs.remote.client import tls_context
 
     return read_token(token, token_file), tls_context(certificate)

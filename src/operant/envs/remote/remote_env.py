@@ -1,17 +1,20 @@
-"""A remote environment that is used like any other: `Environment.create(remote=...)`."""
+"""What `Environment.create` does: it makes every kind of environment, here or elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from typing import Any
 
-from operant.envs.connection import Answer
+from operant.envs import environment as environment_module
+from operant.envs.catalog import resolve
 from operant.envs.env_spec import EnvSpec
-from operant.envs.environment import SpacesEnv
-from operant.envs.remote import read_ports
-from operant.envs.remote.restarting import Connection
+from operant.envs.environment import Shaping, SpacesEnv
+from operant.envs.remote import REMOTE, check, connect, read_ports, refuse_options, start
+from operant.envs.remote.connection import Answer, Connection
 from operant.envs.remote.serve import greeting
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError
 from operant.tracking.console import say, wait
 
@@ -68,7 +71,7 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
 
     `operant.envs.remote.serve.serve` has more options.
     """
-    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.channel import read_token
     from operant.envs.remote.server import PORT, Server
 
     ports = [PORT] if port is None else read_ports(port)
@@ -79,3 +82,48 @@ def serve(source: EnvSpec, host: str | None, port: Any) -> None:
         say(greeting(server))
         with contextlib.suppress(KeyboardInterrupt):
             server.wait()
+
+
+def create(
+    environment: Any,
+    max_episode_timesteps: int | None,
+    reward_shaping: Shaping | None,
+    remote: str | None,
+    blocking: bool,
+    host: Any,
+    port: Any,
+    **kwargs: Any,
+) -> ValidatedEnv | None:
+    """See `Environment.create`."""
+    place: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
+    if environment is None and remote == "socket-client":
+        check(**place)
+        refuse_options({"max_episode_timesteps": max_episode_timesteps})
+        (connection,) = connect(**place, **kwargs)
+        return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
+    source = resolve(
+        environment,
+        max_episode_timesteps=max_episode_timesteps,
+        reward_shaping=reward_shaping,
+        arguments=kwargs,
+        remote=place,
+    )
+    check(**place, modes=(*REMOTE, "socket-server"))
+    remote = place.pop("remote")
+    if remote is None:
+        return source.create()
+    if remote == "socket-client":
+        refuse_options({"environment": environment})
+    source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
+    if remote == "socket-server":
+        if reward_shaping is not None:
+            raise UsageError(
+                "Rewards of served environments are shaped by the client. Give reward_shaping there."
+            )
+        serve(source, host=place["host"], port=place["port"])
+        return None
+    (connection,) = start([source], remote, **place)
+    return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
+
+
+environment_module._create = create

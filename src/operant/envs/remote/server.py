@@ -13,16 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from operant.envs.connection import LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.auth import check_reach, is_loopback, welcome
-from operant.envs.remote.channel import Channel
+from operant.envs.remote.channel import Channel, check_reach, is_loopback, welcome
+from operant.envs.remote.connection import Connection, ConnectionLimits, LocalConnection
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Connection, ConnectionLimits
-from operant.envs.remote.service import Service, describe, fault
-from operant.envs.remote.wire import Schema, WireError
-from operant.envs.workers.restarts import LostError
+from operant.envs.remote.wire import Schema, Service, WireError, fault
+from operant.envs.workers.process import LostError
 from operant.errors import EnvError, SpecError
 
 PORT = 65432
@@ -135,7 +132,7 @@ class Server:
             self._free.put(index)
         first = self._environments[0]
         self._schema = Schema(first.spaces, first.num_actors)
-        self._described = describe(first)
+        self._described = wire.pack_description(first)
         if len(self._described) > wire.DESCRIPTION_BYTES - 64:
             raise SpecError(
                 f"The description of {first.name!r} takes {len(self._described)} bytes. Use fewer or "

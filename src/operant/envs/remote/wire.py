@@ -13,16 +13,17 @@ import hmac
 import json
 import math
 import struct
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from operant.envs.connection import Answer
 from operant.envs.environment import rows as count_rows
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.connection import Answer, Connection, EnvDescription
 from operant.envs.vector.base import Flat
-from operant.errors import OperantError, SpaceError, SpecError
+from operant.envs.workers.process import LostError
+from operant.errors import OperantError, SpaceError, SpecError, shortened, text_of
 from operant.spec.spaces import Leaf, Spaces
 
 VERSION = 1
@@ -256,19 +257,16 @@ def unpack_seed(content: memoryview) -> int | None:
     return None if seed == -1 else seed
 
 
-def pack_description(description: EnvDescription) -> bytes:
+def pack_description(environment: Connection | EnvDescription) -> bytes:
     """Return the content of DESCRIPTION: JSON."""
-    spaces = description.spaces
+    spaces = environment.spaces
     return json.dumps(
         {
-            "name": description.name,
+            "name": environment.name,
             **spaces.to_spec(),
-            "max_episode_timesteps": description.max_episode_timesteps,
-            "num_actors": description.num_actors,
-            "layout": {
-                "observation": _layout(spaces.observation_components),
-                "action": _layout(spaces.actions.components),
-            },
+            "max_episode_timesteps": environment.max_episode_timesteps,
+            "num_actors": environment.num_actors,
+            "layout": _layouts(spaces),
         }
     ).encode()
 
@@ -282,10 +280,7 @@ def unpack_description(content: memoryview) -> EnvDescription:
                 f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent"
             )
         spaces = Spaces.from_spec(data)
-        ours = {
-            "observation": _layout(spaces.observation_components),
-            "action": _layout(spaces.actions.components),
-        }
+        ours = _layouts(spaces)
         name, limit = data["name"], data.get("max_episode_timesteps")
         actors = data.get("num_actors", 1)
         layout = data.get("layout")
@@ -333,8 +328,12 @@ def _entries(spec: Any) -> int:
     return math.prod(sizes) + sum(map(_entries, spec.values()))
 
 
-def _layout(components: Mapping[str, Leaf]) -> list[list[Any]]:
-    return [[name, leaf.dtype, list(leaf.shape)] for name, leaf in components.items()]
+def _layouts(spaces: Spaces) -> dict[str, list[list[Any]]]:
+    groups = {"observation": spaces.observation_components, "action": spaces.actions.components}
+    return {
+        group: [[name, leaf.dtype, list(leaf.shape)] for name, leaf in components.items()]
+        for group, components in groups.items()
+    }
 
 
 def _row_bytes(components: Mapping[str, Leaf]) -> int:
@@ -357,3 +356,48 @@ def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> F
             raise WireError(f"a truth value of {int(array.max())}")
         flat[name] = array.astype(leaf.storage).reshape(rows, *leaf.shape)
     return flat
+
+
+class Service:
+    """The served side of one environment: contents of requests in, contents of answers out."""
+
+    def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
+        self._environment = environment
+        self._schema = schema or Schema(environment.spaces, environment.num_actors)
+        self._running = 0
+
+    def obey(self, kind: int, content: memoryview) -> bytes:
+        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER."""
+        acted = 0
+        if kind == RESET:
+            self._environment.send_reset(unpack_seed(content))
+        elif kind != STEP:
+            raise WireError(f"a request of kind {kind} with {len(content)} bytes")
+        elif not self._running:
+            raise WireError("a step before an episode was begun")
+        else:
+            acted = self._running
+            try:
+                actions = self._schema.unpack_actions(content, acted)
+            except OperantError as error:
+                raise WireError(str(error)) from None
+            self._environment.send_execute(actions)
+        answer = self._environment.receive()
+        single = self._schema.num_actors == 1
+        self._running = int(answer.terminal == 0) if single else len(answer.parallel)
+        episode_return = self._environment.episode_return()
+        return self._schema.pack_answer(answer, episode_return, acted=acted > 0)
+
+
+def lost_by(content: memoryview) -> LostError:
+    """Return what the content of FAULT means to the client: its environment is lost."""
+    _, text, traceback = unpack_fault(content)
+    return LostError(f"failed: {text}\n{traceback}".rstrip())
+
+
+def fault(error: Exception) -> bytes:
+    """Return the content of FAULT."""
+    is_operants = isinstance(error, OperantError)
+    text = str(error) if is_operants else f"{type(error).__name__}: {text_of(error)}"
+    lines = "" if is_operants else shortened("".join(traceback.format_exception(error)).strip())
+    return pack_fault(type(error).__name__, text, lines)

@@ -20,9 +20,18 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.validation_errors import Check
 from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
-from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
-from operant.envs.workers.restarts import LostError, RestartPolicy
-from operant.envs.workers.shared_arrays import RESET, RESTART, STEP, SharedArrays
+from operant.envs.workers.process import (
+    RESET,
+    RESTART,
+    START_SECONDS,
+    STEP,
+    LostError,
+    RestartPolicy,
+    SharedArrays,
+    Worker,
+    end,
+    memory_file,
+)
 from operant.errors import EnvError, OperantError, UsageError
 from operant.spec.runtime import processors
 from operant.spec.spaces import Codec, Spaces

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import logging
+import mmap
 import os
 import select
 import signal
@@ -23,9 +25,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 from operant.envs.env_spec import HERE
-from operant.envs.workers.restarts import LostError
-from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK
 from operant.errors import (
     EnvError,
     OperantError,
@@ -33,6 +35,96 @@ from operant.errors import (
     SpecError,
     UsageError,
 )
+from operant.spec.spaces import Spaces
+
+RESET, STEP, RESTART, CLOSE = b"r", b"s", b"n", b"c"
+"""First byte of a request."""
+OK, FAULT = b"k", b"e"
+"""First byte of its answer."""
+_ROWS = {"terminal": np.uint8, "reward": np.float64, "parallel": np.int32}
+"""What a worker answers besides observations, `[N]` each: 0, 1 (terminated) or 2 (truncated); the reward;
+and, of an environment of several actors, which are still running."""
+_NUMBERS = ("acted", "running", "observed", "seconds", "return")
+"""What an environment of its own answers, one number each: how many actors acted, how many are still running,
+and of how many there are states; how long the environment computed; the return that it reports itself, or
+NaN."""
+
+
+class SharedArrays:
+    """Arrays of `n` environments or actors of these spaces in memory that processes share.
+
+    They are in the file of the descriptor, which gets its size with `create`, and include values of `info`
+    with the names `info_keywords`.
+    """
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        n: int,
+        descriptor: int,
+        info_keywords: Sequence[str] = (),
+        *,
+        create: bool = False,
+    ) -> None:
+        leaves = {"observation": spaces.observation_components, "action": spaces.actions.components}
+        groups: dict[str, list[Any]] = {
+            "field": [
+                *((name, dtype, (n,)) for name, dtype in _ROWS.items()),
+                *((name, np.float64, (1,)) for name in _NUMBERS),
+            ],
+            "info": [(name, np.float64, (n,)) for name in info_keywords],
+            **{
+                group: [(name, leaf.storage, (n, *leaf.shape)) for name, leaf in components.items()]
+                for group, components in leaves.items()
+            },
+        }
+        layout = np.dtype([(group, np.dtype(of, align=True)) for group, of in groups.items()], align=True)
+        if create:
+            os.ftruncate(descriptor, layout.itemsize)
+        every = np.ndarray((), layout, mmap.mmap(descriptor, layout.itemsize))
+        self.fields, self.infos, self.observation, self.action = (
+            {name: every[group][name] for name, *_ in of} for group, of in groups.items()
+        )
+
+
+_log = logging.getLogger("operant")
+
+
+class LostError(Exception):
+    """The other side died, does not answer, or sends answers that make no sense; if `final`, for good."""
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class RestartPolicy:
+    """Allows `max_restarts` replacements without an episode ending in between; `remedy` ends the error."""
+
+    def __init__(self, max_restarts: int, remedy: str) -> None:
+        self._max_restarts, self._remedy = max_restarts, remedy
+        self._count = 0
+
+    def spend(self, name: str, lost: LostError) -> None:
+        """Count a replacement of the lost side `name`, and warn; EnvError: there were too many."""
+        if lost.final or self._count >= self._max_restarts:
+            times = "once" if self._count == 1 else f"{self._count} times"
+            already = f", and it was replaced {times} already" if self._count else ""
+            remedy = "" if lost.final else self._remedy
+            raise EnvError(f"{name} {_continued(str(lost), f'{already}. {remedy}'.rstrip())}")
+        self._count += 1
+        _log.warning("%s %s", name, _continued(str(lost), "; it is replaced."))
+
+    def forgive(self) -> None:
+        """Count anew: episodes came to their end, or another user begins."""
+        self._count = 0
+
+
+def _continued(text: str, end: str) -> str:
+    """Append the end of a sentence to the first line of a text, before its traceback."""
+    first, newline, rest = text.partition("\n")
+    return f"{first.rstrip('.')}{end}{newline}{rest}"
+
 
 START_SECONDS = 120.0
 """The least time that a worker is given to start and to make its environments."""
