@@ -174,10 +174,6 @@ _LEAST = 16
 _RECIPE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > token)"
 
 
-class RefusedError(Exception):
-    """The other side refuses us, for a reason that does not go away by waiting."""
-
-
 def read_token(token: str | None = None, token_file: str | Path | None = None) -> bytes:
     """Return the token given, or of the file, or of `OPERANT_TOKEN`; SpecError: too short, or not secret."""
     source = "token"
@@ -267,18 +263,18 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     """Greet a server, as the client: after this, frames are sealed.
 
     Raises:
-        RefusedError: it does not know the token, or speaks another version.
-        WireError: it is not a server of operant's.
-        LostError: it closed the connection, or is too slow.
+        LostError: for good if it does not know the token, or speaks another version; also if it is not a server
+            of operant's, closed the connection, or is too slow.
     """
     kind, content = channel.receive(seconds)
     if kind != HELLO or len(content) < _HELLO.size or bytes(content[:8]) != _MAGIC:
         raise WireError("no greeting of operant's")
     _, version, theirs = _HELLO.unpack_from(content)
     if version != VERSION:
-        raise RefusedError(
+        raise LostError(
             f"speaks version {version} of the protocol, and this side version {VERSION}. Install the same "
-            "version of operant on both."
+            "version of operant on both.",
+            final=True,
         )
     ours = secrets.token_bytes(32)
     proof = _derive(token, b"client proof", theirs, ours)
@@ -286,11 +282,11 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     kind, content = channel.receive(seconds)
     if kind == REFUSED:
         reason = printable(bytes(content).decode(errors="replace"))
-        raise RefusedError(
-            f"refused: {reason} Give the server's token: token_file, or the variable {VARIABLE}."
+        raise LostError(
+            f"refused: {reason} Give the server's token: token_file, or the variable {VARIABLE}.", final=True
         )
     if kind != WELCOME or not hmac.compare_digest(content, _derive(token, b"server proof", theirs, ours)):
-        raise RefusedError("does not know the token. It may not be the server that you mean.")
+        raise LostError("does not know the token. It may not be the server that you mean.", final=True)
     channel.protect(
         MAC(_derive(token, b"server frames", theirs, ours)),
         MAC(_derive(token, b"client frames", theirs, ours)),

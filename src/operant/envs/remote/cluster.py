@@ -24,7 +24,7 @@ from operant.envs.remote.connection import (
     LocalConnection,
     RestartingConnection,
 )
-from operant.envs.remote.wire import Schema, Service, WireError, fault, lost_by
+from operant.envs.remote.wire import Schema, Service, fault, lost_by
 from operant.envs.vector.base import Flat
 from operant.envs.workers.process import SECRET, LostError, error_named
 from operant.errors import SpecError, UsageError, value_error
@@ -129,20 +129,14 @@ class RayConnection(RestartingConnection):
 
     def _arrived(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        try:
-            if not self._is_made(seconds):
-                return False
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        if not self._is_made(seconds):
+            return False
         self._arrival = self._wait(self._reply, max(0.0, until - time.monotonic()))
         return self._arrival is not None
 
     def _read(self) -> tuple[Answer, float | None] | None:
         assert self._arrival is not None
-        try:
-            return self._schema.unpack_answer(_content(self._arrival), self._acted)
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        return self._schema.unpack_answer(_content(self._arrival), self._acted)
 
     def _is_made(self, seconds: float) -> bool:
         if self._description_reply is not None:

@@ -228,7 +228,7 @@ class Server:
             channel.limit(self._schema.request_limit)
             if self._session(channel):
                 self._leave()
-        except (WireError, LostError) as error:
+        except LostError as error:
             if greeting or isinstance(error, WireError):
                 self._reject(address, str(error))
             else:
@@ -274,12 +274,12 @@ class Server:
             environment = self._environments[index]
             if isinstance(environment, ProcessConnection):
                 environment.forgive()
-            service = Service(environment, self._schema)
-            return _Session(channel, service, self._described, self._timeouts).run()
-        except (WireError, LostError):
+            return self._answer(channel, Service(environment, self._schema))
+        except LostError:
             raise
         except Exception as error:
-            _tell(channel, error)
+            with contextlib.suppress(LostError):
+                channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
             self._broken.add(index)
             if not self._ended.is_set() and (
                 reason := self._renew(index)
@@ -305,20 +305,8 @@ class Server:
         self._broken.discard(index)
         return ""
 
-
-class _Session:
-    def __init__(self, channel: Channel, service: Service, described: bytes, timeouts: Timeouts) -> None:
-        self._channel, self._service = channel, service
-        self._described, self._timeouts = described, timeouts
-
-    def run(self) -> bool:
-        """Answer requests until the client says goodbye (CLOSE).
-
-        Raises:
-            WireError: a request is invalid.
-            LostError: the client closed the connection, or is silent for too long.
-        """
-        channel = self._channel
+    def _answer(self, channel: Channel, service: Service) -> bool:
+        """Answer requests until the client says goodbye (CLOSE); LostError: it is gone, or sends nonsense."""
         while True:
             kind, content = channel.receive(self._timeouts.idle_seconds)
             if kind == wire.DESCRIBE and not content:
@@ -327,12 +315,7 @@ class _Session:
                 channel.send(wire.CLOSED, seconds=_SEND_SECONDS)
                 return True
             else:
-                channel.send(wire.ANSWER, self._service.obey(kind, content), seconds=_SEND_SECONDS)
-
-
-def _tell(channel: Channel, error: Exception) -> None:
-    with contextlib.suppress(LostError):
-        channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
+                channel.send(wire.ANSWER, service.obey(kind, content), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

@@ -58,8 +58,11 @@ _TAG_BYTES = 16
 _CHUNK = 1 << 16
 
 
-class WireError(Exception):
+class WireError(LostError):
     """What arrived is not a frame that may arrive here."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"sent {what}")
 
 
 class MAC:
