@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any, Literal, TypeAlias
 
@@ -38,79 +38,10 @@ CLOSE_SECONDS = 10.0
 """How long an environment in this process may take to close."""
 
 _LARGEST = float(np.finfo(np.float32).max)
-_KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
-_ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 class _HangError(Exception):
     """Wakes the main thread."""
-
-
-def space_errors(space: Any, value: Any, name: str = "observation") -> Iterator[str]:
-    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            keys = ", ".join(map(repr, space.spaces))
-            received = ", ".join(map(repr, value)) if isinstance(value, Mapping) else type(value).__name__
-            yield f"The {name} must be a dict with {keys}. Received: {received}."
-            return
-        for key, branch in space.spaces.items():
-            yield from space_errors(branch, value[key], f"{name}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
-            return
-        for i, branch in enumerate(space.spaces):
-            yield from space_errors(branch, value[i], f"{name}[{i}]")
-    else:
-        yield from _array_errors(space, value, name)
-
-
-def other_dtypes(space: Any, value: Any) -> str | None:
-    """Return the first dtype in an observation that is another than its space's: ``float64, not float32``."""
-    if hasattr(space, "spaces"):
-        keys = space.spaces if isinstance(space.spaces, Mapping) else range(len(space.spaces))
-        each = (other_dtypes(space.spaces[key], value[key]) for key in keys)
-        return next((found for found in each if found is not None), None)
-    dtype = getattr(value, "dtype", None)  # Python's own numbers have none
-    same = dtype is None or dtype == space.dtype or not space.shape
-    return None if same else f"{dtype}, not {space.dtype}"
-
-
-def _array_errors(space: Any, value: Any, name: str) -> Iterator[str]:
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        array = np.asarray(None)
-    kind = space.dtype.kind
-    binary = type(space).__name__ == "MultiBinary"
-    if array.dtype.kind not in _ACCEPTED[kind] + ("b" if binary else ""):
-        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {brief(value)}."
-        return
-    if array.shape != (space.shape or ()):
-        yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
-        return
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
-        return
-    if kind == "f":  # a little outside is taken
-        return
-    low, high = _bounds(space)
-    outside = (array < low) | (array > high)
-    if outside.any():
-        where = np.broadcast_to(low, array.shape)[outside][0], np.broadcast_to(high, array.shape)[outside][0]
-        yield f"The {name} must be between {where[0]} and {where[1]}. Received: {first(array, outside)}."
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    name = type(space).__name__
-    if hasattr(space, "low"):
-        return space.low, space.high
-    if hasattr(space, "nvec"):
-        return space.start, space.start + space.nvec - 1
-    return (0, 1) if name == "MultiBinary" else (space.start, space.start + space.n - 1)
 
 
 def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:

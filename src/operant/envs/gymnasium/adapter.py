@@ -25,7 +25,6 @@ from operant.envs.validation_errors import (
     close,
     flag_error,
     reward_error,
-    space_errors,
 )
 from operant.errors import EnvError, OperantError, SpaceError, SpecError, suggest, told
 from operant.spec import refuse_code
@@ -34,8 +33,6 @@ from operant.spec.spaces.space import Flat
 
 MISFIT = "Correct the environment's observation_space or what it returns."
 """The remedy, in messages, if an observation is not a member of its space."""
-UNREADABLE = (SpaceError, KeyError, TypeError, IndexError, ValueError)
-"""What is raised by reading an observation whose structure or shape is not that of its space."""
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
 _EXTRAS = {  # prefix of an id's entry point: the package that it needs, and the extra that installs it
@@ -312,8 +309,8 @@ class GymnasiumSubEnv:
     def _read(self, observation: Any) -> Flat:
         try:
             return self._encode(observation, False)
-        except UNREADABLE as error:
-            raise EnvError(misfit(self.env.observation_space, observation, error)) from error
+        except SpaceError as error:
+            raise EnvError(f"{error} {MISFIT}") from error
 
     def close(self) -> None:
         """Close the environment."""
@@ -371,11 +368,6 @@ class GymnasiumEnv(SpacesEnv):
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
-
-
-def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> str:
-    """Say why an observation could not be read, and what to do; `error` is what reading it raised."""
-    return f"{next(space_errors(space, observation), str(error))} {MISFIT}"
 
 
 def reset_error(answer: Any) -> str | None:

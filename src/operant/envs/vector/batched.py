@@ -10,7 +10,7 @@ import numpy as np
 from numpy import vdot
 
 from operant.envs.environment import SpacesEnv
-from operant.envs.gymnasium.adapter import UNREADABLE, misfit
+from operant.envs.gymnasium.adapter import MISFIT
 from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
@@ -147,10 +147,7 @@ class GymnasiumVector(VectorEnv):
         try:
             flat = self._encode(observation, True)
         except SpaceError as error:
-            raise EnvError(f"The vector of {self.name!r} in {call}: {error}") from None
-        except UNREADABLE as error:
-            fault = misfit(self._vector.observation_space, observation, error)
-            raise EnvError(f"The vector of {self.name!r} in {call}: {fault}") from error
+            raise EnvError(f"The vector of {self.name!r} in {call}: {error} {MISFIT}") from None
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
         self._raise_first(self._validator.error(flat, call, ended))
