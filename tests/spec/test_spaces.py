@@ -1112,7 +1112,11 @@ def test_jax_is_never_imported(code, loaded):
         (gym.Box(-1, 1, (2,)), np.array(["0.5", "1"]), "numbers .float32"),
         (gym.Box(-1, 1, (2,)), np.array([0.5, 1.0]), None),
         (gym.Box(-1, 1, (2,)), [0, 1], None),
-        (gym.Dict(a=gym.Tuple([gym.Discrete(3), gym.Discrete(3)])), {"a": (1, 0.5)}, "'a/1' must be whole numbers"),
+        (
+            gym.Dict(a=gym.Tuple([gym.Discrete(3), gym.Discrete(3)])),
+            {"a": (1, 0.5)},
+            "'a/1' must be whole numbers",
+        ),
     ],
 )
 def test_numbers_that_would_be_changed_are_refused(space, value, message):

@@ -106,7 +106,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
 
     Among its arguments, ``visualize=True`` stands for ``render_mode='human'``.
     """
-    arguments = _arguments(spec, arguments, spec.entry_point)
+    arguments = _arguments(spec, arguments)
     modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
     if modes and arguments.get("render_mode", modes[0]) not in {*modes, "human"}:
         raise SpecError(
@@ -118,7 +118,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     )
     try:
         env = _call(spec, gymnasium.make, bare, **arguments)
-    except SpecError as error:  # an entry point passed its **kwargs on to what does not take them
+    except SpecError as error:
         for name in arguments:
             if f"unexpected keyword argument {name!r}" in str(error):
                 raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
@@ -152,7 +152,7 @@ def make_vector(
     for name in arguments:
         if name != "visualize" and not _takes(creator, name):
             return f"the vectorised form of {spec.id} takes no argument {name!r}"
-    arguments = {**spec.kwargs, **_arguments(spec, arguments, creator)}
+    arguments = {**spec.kwargs, **_arguments(spec, arguments)}
     if limit is not None or spec.max_episode_steps is not None:
         limit = spec.max_episode_steps if limit is None else limit
         arguments["max_episode_steps"] = limit
@@ -195,22 +195,12 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _arguments(spec: EnvSpec, requested: Mapping[str, Any], entry: Any) -> dict[str, Any]:
-    """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
+def _arguments(spec: EnvSpec, requested: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(requested)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
-    creator = _creator(spec, entry)
-    try:
-        parameters = inspect.signature(creator).parameters
-    except (TypeError, ValueError):
-        return arguments
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    names = [name for name in parameters if name not in ("self", "num_envs")]
-    for name in arguments:
-        if name == "max_episode_steps" or name not in names:
-            raise _untaken(spec, name, names)
+    if "max_episode_steps" in arguments:  # of `gymnasium.make`
+        raise _untaken(spec, "max_episode_steps", ())
     return arguments
 
 
@@ -221,11 +211,11 @@ def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
     return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
 
 
-def _parameters(creator: Any) -> set[str]:
+def _parameters(creator: Any) -> dict[str, None]:
     """Return the parameter names of a function, or of a class and its bases, to which it may pass them on."""
     makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
     parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
