@@ -24,7 +24,7 @@ from operant.envs.env_spec import lacking
 from operant.envs.native import native_env
 from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import TimeStep
-from operant.envs.native.validate import DtypeCast, accepted
+from operant.envs.native.validate import AcceptedEnv, accepted
 from operant.envs.vector import create
 from operant.errors import EnvError, SpecError
 from operant.spec.run import RunConfig
@@ -454,7 +454,9 @@ class Loose:
 @jax.numpy_dtype_promotion("standard")
 def test_python_numbers_become_arrays():
     env = accepted(Loose(), "Loose")
-    assert isinstance(env, DtypeCast) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
+    assert (
+        isinstance(env, AcceptedEnv) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
+    )
     assert [str(x) for x in env.dtypes] == ["float32", "int32", "float32"]
     actors = native_env.start(env, jax.random.key(0), 2)
     assert actors.observation["age"].dtype == jnp.float32 and not actors.state[0].weak_type
