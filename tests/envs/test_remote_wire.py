@@ -39,15 +39,9 @@ def feed(frames, data, cuts=()):
     found = []
     edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
     for low, high in itertools.pairwise(edges):
-        piece = data[low:high]
-        while piece:
-            room = frames.room()
-            n = min(len(room), len(piece))
-            room[:n] = piece[:n]
-            frames.fill(n)
-            piece = piece[n:]
-            while (one := frames.next()) is not None:
-                found.append((one[0], bytes(one[1])))
+        frames.add(data[low:high])
+        while (one := frames.next()) is not None:
+            found.append((one[0], bytes(one[1])))
     return found
 
 

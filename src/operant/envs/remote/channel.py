@@ -37,6 +37,7 @@ from operant.envs.remote.wire import (
 from operant.envs.workers.process import LostError, milliseconds
 from operant.errors import SpecError, UsageError, quoted
 
+_CHUNK = 1 << 16
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds of silence before the first probe, seconds between probes, and how many go unanswered before the
 other machine counts as gone. The system's default of two hours would keep an environment from other clients
@@ -119,7 +120,7 @@ class Channel:
     def _fill(self, until: float) -> bool:
         while True:
             try:
-                count = self._sock.recv_into(self._frames.room())
+                data = self._sock.recv(_CHUNK)
             except (BlockingIOError, ssl.SSLWantReadError):
                 if not self._ready(select.POLLIN, until):
                     return False
@@ -129,13 +130,13 @@ class Channel:
             except OSError as error:
                 raise LostError(f"closed the connection ({_reason(error)})") from None
             else:
-                if not count:
+                if not data:
                     raise LostError("closed the connection")
-                self._frames.fill(count)
+                self._frames.add(data)
                 return True
 
     def receive(self, seconds: float) -> tuple[int, memoryview]:
-        """Return kind and content of the next frame; the content is valid until the next call.
+        """Return kind and content of the next frame.
 
         Raises:
             LostError: the other side closed the connection, or did not send one within `seconds`.

@@ -55,7 +55,6 @@ _SEED = struct.Struct("<q")
 _ANSWER = struct.Struct("<ddIII")
 _NUMBER = struct.Struct("<Q")
 _TAG_BYTES = 16
-_CHUNK = 1 << 16
 
 
 class WireError(LostError):
@@ -94,50 +93,31 @@ def frame(kind: int, content: bytes = b"", mac: MAC | None = None) -> bytes:
 class Frames:
     """Takes bytes as they arrive, in pieces of any size, and returns whole frames.
 
-    Frames are at most `limit` bytes after their length: nothing longer is ever stored.
+    Frames are at most `limit` bytes after their length: a longer one is refused once its length is there.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.mac: MAC | None = None
         """Checks tags; None: frames have none yet."""
-        self._buffer = bytearray(_CHUNK)
-        self._begin = self._end = 0
+        self._buffer = bytearray()
 
-    def room(self) -> memoryview:
-        """Return the memory for the next bytes; frames that `next` returned are no longer valid."""
-        need = _HEAD.size
-        if self._end - self._begin >= 4:
-            need = 4 + self._length()
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        if self._begin + need > len(self._buffer) or self._end == len(self._buffer):
-            rest = bytes(memoryview(self._buffer)[self._begin : self._end])
-            self._buffer = bytearray(max(need, _CHUNK))
-            self._buffer[: len(rest)] = rest
-            self._begin, self._end = 0, len(rest)
-        return memoryview(self._buffer)[self._end :]
+    def add(self, data: bytes) -> None:
+        """Take the bytes that arrived."""
+        self._buffer += data
 
-    def fill(self, count: int) -> None:
-        """Note that this many bytes were put into `room()`."""
-        self._end += count
-
-    def _length(self) -> int:
-        length = int.from_bytes(self._buffer[self._begin : self._begin + 4], "little")
+    def next(self) -> tuple[int, memoryview] | None:
+        """Return kind and content of the next frame; None if it is incomplete."""
+        if len(self._buffer) < 4:
+            return None
+        length = int.from_bytes(self._buffer[:4], "little")
         least = 1 if self.mac is None else 1 + _TAG_BYTES
         if not least <= length <= self.limit:
             raise WireError(f"a frame of {length} bytes, where {least} to {self.limit} may come")
-        return length
-
-    def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called; None if incomplete."""
-        if self._end - self._begin < 4:
+        if len(self._buffer) < 4 + length:
             return None
-        length = self._length()
-        if self._end - self._begin < 4 + length:
-            return None
-        view = memoryview(self._buffer)[self._begin : self._begin + 4 + length]
-        self._begin += 4 + length
+        view = memoryview(bytes(self._buffer[: 4 + length]))
+        del self._buffer[: 4 + length]
         body = view
         if self.mac is not None:
             body = view[:-_TAG_BYTES]
