@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from typing import Any
 
 from operant.envs import environment as environment_module
 from operant.envs.catalog import resolve
-from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Shaping, SpacesEnv
-from operant.envs.remote import REMOTE, check, connect, read_ports, refuse_options, start
+from operant.envs.remote import REMOTE, check, connect, refuse_options, start
 from operant.envs.remote.connection import Answer, Connection
-from operant.envs.remote.serve import greeting
+from operant.envs.remote.serve import ServeConfig, serve
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError
-from operant.tracking.console import say, wait
 
 
 class RemoteEnv(SpacesEnv):
@@ -66,24 +63,6 @@ class RemoteEnv(SpacesEnv):
         self.connection.close()
 
 
-def serve(source: EnvSpec, host: str | None, port: Any) -> None:
-    """Serve one environment until interrupted, or in a thread that cannot be, until its client has left.
-
-    `operant.envs.remote.serve.serve` has more options.
-    """
-    from operant.envs.remote.channel import read_token
-    from operant.envs.remote.server import PORT, Server
-
-    ports = [PORT] if port is None else read_ports(port)
-    sessions = None if threading.current_thread() is threading.main_thread() else 1
-    host = "127.0.0.1" if host is None else host
-    wait(f"Starting {source.name}")
-    with Server(source, host, ports, token=read_token(), sessions=sessions) as server:
-        say(greeting(server))
-        with contextlib.suppress(KeyboardInterrupt):
-            server.wait()
-
-
 def create(
     environment: Any,
     max_episode_timesteps: int | None,
@@ -120,7 +99,9 @@ def create(
             raise UsageError(
                 "Rewards of served environments are shaped by the client. Give reward_shaping there."
             )
-        serve(source, host=place["host"], port=place["port"])
+        options = {name: place[name] for name in ("host", "port") if place[name] is not None}
+        in_main = threading.current_thread() is threading.main_thread()
+        serve(ServeConfig(**options, sessions=None if in_main else 1), source)
         return None
     (connection,) = start([source], remote, **place)
     return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)

@@ -11,7 +11,6 @@ from numpy import vdot
 
 from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import MISFIT
-from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
     Check,
@@ -21,7 +20,7 @@ from operant.envs.validation_errors import (
     finite_error,
     flag_error,
 )
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, told, whole
 from operant.spec.spaces import Codec, from_gymnasium
 

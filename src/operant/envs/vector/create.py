@@ -16,13 +16,12 @@ from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import atari
 from operant.envs.gymnasium.games import Games
-from operant.envs.gymnasium.infos import keywords_of, refusal
 from operant.envs.remote.remote_env import RemoteEnv
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
-from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.base import VectorEnv, keywords_of, refusal
 from operant.envs.vector.batched import GymnasiumVector
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.errors import SpecError, UsageError, suggest, value_error, whole

@@ -13,7 +13,6 @@ from numpy import vdot
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.gymnasium.preprocessing import within
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
@@ -22,7 +21,7 @@ from operant.envs.validation_errors import (
     finite_error,
     raise_of_handler,
 )
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
 from operant.spec.spaces import Codec
 
