@@ -170,7 +170,7 @@ def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
             with pytest.raises(EnvError, match=rf"\({HOST}:{port}\) refused: The token is not the server's"):
                 connect(remote="socket-client", host=HOST, port=port, **wrong)
         wait_until(lambda: server.rejected == 2)
-        assert reasons == ["a wrong token"] * 2
+        assert reasons == ["sent a wrong token"] * 2
         for right in ({"token": TOKEN}, {"token_file": str(file)}):
             with clients(port, **right) as (connection,):
                 assert ask(connection).terminal == 0
@@ -178,7 +178,7 @@ def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
         with clients(port) as (connection,):
             assert ask(connection).terminal == 0
         # Others came while the environment was not yet free again, and tried once more.
-        assert reasons.count("a wrong token") == 2
+        assert reasons.count("sent a wrong token") == 2
 
 
 def test_a_server_that_does_not_know_the_token_is_not_trusted():

@@ -807,7 +807,10 @@ def test_large_numbers_are_finite(module):
         ),
         ((np.zeros(3, np.float32), None, False, False, {}), "The reward must be a number. Received: None"),
         ((np.zeros(3, np.float32), 0.0, 1.5, False, {}), "terminated must be True or False. Received: 1.5"),
-        ((np.array(["a"] * 3), 0.0, False, False, {}), "The observation must be a number .float32."),
+        (
+            (np.array(["a"] * 3), 0.0, False, False, {}),
+            r"The state 'state' must be numbers .float32.. Received: dtype <U1",
+        ),
     ],
 )
 def test_first_steps_are_looked_at_in_full(module, answer, message):

@@ -255,21 +255,16 @@ class GymnasiumSubEnv:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
-        self.spaces, self._codec = spaces_of(env)
-        self.codec: Codec | None = self._codec
-        self._encode = self._codec.observation.encode
+        self.spaces, self.codec = spaces_of(env)
+        self._encode = self.codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
-
-    def native_action(self, action: Flat) -> Any:
-        """Return what one environment takes."""
-        return self._codec.decode(action, False)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
-            return [self._codec.decode_one(actions, i) for i in range(n)]
-        return self._codec.decode(actions, True)
+            return [self.codec.decode_one(actions, i) for i in range(n)]
+        return self.codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
@@ -343,7 +338,7 @@ class GymnasiumEnv(SpacesEnv):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
-            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
+            flat, reward, terminated, truncated = self._flat.step(self.codec.decode(actions, False))
         except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
