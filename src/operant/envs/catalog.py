@@ -24,7 +24,7 @@ from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError
 from operant.spec import import_object, read_json, refuse_code
 
-Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
+Kind = Literal["gymnasium", "atari", "jax", "adapter"]
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
 _REMOTE = ("remote", "blocking", "host", "port")
 
@@ -38,19 +38,16 @@ class EnvId(NamedTuple):
     """The extra to install for it: ``pip install 'operant[extra]'``; None: none is needed."""
 
 
-def known(kind: Kind | None = None) -> list[EnvId]:
-    """Return every id that can be made here, of one kind or of all; ``gymnax:*`` and ``brax:*`` as such."""
+def known() -> list[EnvId]:
+    """Return every id that can be made here; ``gymnax:*`` and ``brax:*`` as such."""
     adapter.register_atari()
     rows: list[EnvId] = []
     for spec in gymnasium.registry.values():
         if isinstance(spec.entry_point, str):  # for ids of removed environments it is a function that raises
-            family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
-            rows.append(EnvId(spec.id, family, adapter.extra(spec)))
-    if kind not in ("gymnasium", "atari"):
-        for name in ids.native_ids():
-            rows.append(EnvId(name, "probe" if name.startswith("jax:probe/") else "jax", None))
-        rows += [EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
-    return [row for row in rows if kind in (None, row.kind)]
+            kind: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
+            rows.append(EnvId(spec.id, kind, adapter.extra(spec)))
+    rows += [EnvId(name, "jax", None) for name in ids.native_ids()]
+    return [*rows, EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
 
 
 def resolve(

@@ -144,7 +144,7 @@ def keywords_of(keywords: Any) -> tuple[str, ...]:
     return names
 
 
-def refusal(keywords: Sequence[str], name: str) -> SpecError:
+def info_refusal(keywords: Sequence[str], name: str) -> SpecError:
     """Return the error for a JAX-native environment, whose steps return no `info`."""
     return SpecError(
         f"info_keywords is for environments whose step returns an info; {name!r} is JAX-native and has none. "

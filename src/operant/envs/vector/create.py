@@ -21,7 +21,7 @@ from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
-from operant.envs.vector.base import VectorEnv, keywords_of, refusal
+from operant.envs.vector.base import VectorEnv, info_refusal, keywords_of
 from operant.envs.vector.batched import GymnasiumVector
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
@@ -217,7 +217,7 @@ def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> Ve
                 f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
             )
         if reads.info_keywords:
-            raise refusal(reads.info_keywords, source.name)
+            raise info_refusal(reads.info_keywords, source.name)
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
     if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
