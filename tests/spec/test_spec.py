@@ -497,7 +497,7 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
         ({"type": "dense", "sise": 3}, {}, "dense takes no argument 'sise'. Did you mean 'size'?"),
         ("dense", {}, "dense requires the argument 'size'."),
         ({"type": "dense", "size": 3}, {"size": 4}, "layer argument 'size' is given twice, as 3 and 4."),
-        ({"size": 3}, {}, "A layer given as a dict needs a 'type'. Received the keys: size."),
+        ({"size": 3}, {}, "The layer given as a dict needs the key 'type'. Received the keys: size."),
         (3, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
         ({"type": 3}, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
         ("a.b.C", {}, f"The layer 'a.b.C' cannot be imported: No module named 'a'.{INSTALL}"),

@@ -21,6 +21,7 @@ from numpy import fmax, fmin, vdot
 
 from operant.errors import told
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.spaces.leaf import first
 from operant.spec.spaces.space import Flat
 
 Check: TypeAlias = Literal["first", "always", "never"]
@@ -119,7 +120,7 @@ class ObservationValidator:
         place = tuple(int(i) for i in np.argwhere(outside)[0])
         ends = (0, leaf.num_values - 1) if leaf.num_values is not None else (leaf.low, leaf.high)
         span = [f"{np.broadcast_to(end, leaf.shape)[place[1:]]:g}" for end in ends]
-        received = first(array[place[0]], outside[place[0]])
+        received = "{}{}".format(*first(array[place[0]], outside[place[0]]))
         if array.dtype.kind == "f" and leaf.tolerates(array):
             leaf.warn_outside(label, span[0], span[1], received)
             widest = np.finfo(array.dtype)
@@ -169,13 +170,8 @@ def finite_error(label: str, array: np.ndarray) -> tuple[int, str] | None:
     if not bad.any():
         return None
     i = int(np.argwhere(bad)[0][0])
-    return i, f"The {label} must be finite. Received: {first(array[i], bad[i])}."
-
-
-def first(array: np.ndarray, bad: np.ndarray) -> str:
-    """Show the first bad entry, and where it is."""
-    index = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{array[index]} at index {index}" if index else f"{array[index]}"
+    value, place = first(array[i], bad[i])
+    return i, f"The {label} must be finite. Received: {value}{place}."
 
 
 def brief(value: Any) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -145,6 +145,35 @@ def imported(path: str, what: str) -> Any:
 T = TypeVar("T")
 
 
+def followed(spec: Any, what: str, keys: Sequence[str] = ("type",)) -> tuple[Any, list[dict[str, Any]]]:
+    """Follow dicts (by the first of these keys that is there) and JSON files to what they name.
+
+    Returns:
+        That, and the other entries of each dict on the way.
+
+    Raises:
+        SpecError: a dict has none of the keys; a file cannot be read, or leads to itself.
+    """
+    given: list[dict[str, Any]] = []
+    files: list[str] = []
+    while True:
+        if isinstance(spec, str | Path) and str(spec).endswith(".json"):
+            if str(spec) in files:
+                raise SpecError(f"The {what} file {str(spec)!r} names itself as its {keys[0]}.")
+            files.append(str(spec))
+            spec = read_json(spec, what)
+        if not isinstance(spec, Mapping):
+            return spec, given
+        key = next((key for key in keys if key in spec), None)
+        if key is None:
+            received = ", ".join(map(str, spec)) or "nothing"
+            raise SpecError(
+                f"The {what} given as a dict needs the key {keys[0]!r}. Received the keys: {received}."
+            )
+        given.append({name: value for name, value in spec.items() if name != key})
+        spec = spec[key]
+
+
 class Registry(Generic[T]):
     """Names and what they stand for: objects, or import paths (``module:Name``) loaded when asked for."""
 
@@ -177,25 +206,10 @@ class Registry(Generic[T]):
             extra: arguments besides; giving one twice with different values is an error.
         """
         arguments: dict[str, Any] = {}
-        files: list[str] = []
-        while True:
-            if isinstance(spec, Mapping):
-                inner = dict(spec)
-                spec = inner.pop("type", None)
-                if spec is None:
-                    raise SpecError(
-                        f"A {self.what} given as a dict needs a 'type'. Received the keys: "
-                        f"{', '.join(map(str, inner))}."
-                    )
-                for key, value in inner.items():
-                    arguments.setdefault(str(key), value)
-            elif isinstance(spec, str | Path) and str(spec).endswith(".json"):
-                if str(spec) in files:
-                    raise SpecError(f"The {self.what} file {str(spec)!r} names itself as its type.")
-                files.append(str(spec))
-                spec = read_json(spec, self.what)
-            else:
-                break
+        spec, given = followed(spec, self.what)
+        for inner in given:
+            for key, value in inner.items():
+                arguments.setdefault(str(key), value)
         for key, value in extra.items():
             if key in arguments and arguments[key] != value:
                 raise SpecError(

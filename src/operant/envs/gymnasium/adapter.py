@@ -88,12 +88,6 @@ def find(name: str) -> EnvSpec | None:
     )
 
 
-def extra(spec: EnvSpec) -> str | None:
-    """Return the extra of operant that installs what an environment needs, or None."""
-    entry = needed(spec)
-    return entry[1] if entry else None
-
-
 def needed(spec: EnvSpec) -> tuple[str, str] | None:
     """Return the package that an environment needs, and the extra of operant that installs it, or None."""
     entry = spec.entry_point
