@@ -154,11 +154,7 @@ def test_visualize_asks_for_a_window():
     env = Environment.create("FrozenLake-v1", render_mode="ansi")
     env.reset()
     assert "S" in env.render()
-    made = adapter._arguments(
-        adapter.find("CartPole-v1"),
-        dict(visualize=True),
-        gymnasium.envs.classic_control.CartPoleEnv,
-    )
+    made = adapter._arguments(adapter.find("CartPole-v1"), dict(visualize=True))
     assert made == dict(render_mode="human")
 
 

@@ -18,7 +18,7 @@ from operant.spec.spaces import Codec
 
 
 class _LivesVector(VectorEnv):
-    """A vector whose lives are counted, if they are to be; after one was lost, FIRE is pressed if there is."""
+    """A vector whose lives are counted, if they are to be; after a lost one FIRE is pressed, if there is."""
 
     def __init__(self, vector: VectorEnv, counted: bool) -> None:
         self._vector = vector

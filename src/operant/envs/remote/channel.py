@@ -264,8 +264,8 @@ def greet(channel: Channel, token: bytes, seconds: float) -> None:
     """Greet a server, as the client: after this, frames are sealed.
 
     Raises:
-        LostError: for good if it does not know the token, or speaks another version; also if it is not a server
-            of operant's, closed the connection, or is too slow.
+        LostError: for good if it does not know the token, or speaks another version; also if it is not a
+            server of operant's, closed the connection, or is too slow.
     """
     kind, content = channel.receive(seconds)
     if kind != HELLO or len(content) < _HELLO.size or bytes(content[:8]) != _MAGIC:

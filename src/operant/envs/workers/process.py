@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import logging
 import mmap
 import os
@@ -66,25 +67,29 @@ class SharedArrays:
         *,
         create: bool = False,
     ) -> None:
-        leaves = {"observation": spaces.observation_components, "action": spaces.actions.components}
-        groups: dict[str, list[Any]] = {
-            "field": [
-                *((name, dtype, (n,)) for name, dtype in _ROWS.items()),
-                *((name, np.float64, (1,)) for name in _NUMBERS),
-            ],
-            "info": [(name, np.float64, (n,)) for name in info_keywords],
-            **{
-                group: [(name, leaf.storage, (n, *leaf.shape)) for name, leaf in components.items()]
-                for group, components in leaves.items()
-            },
-        }
-        layout = np.dtype([(group, np.dtype(of, align=True)) for group, of in groups.items()], align=True)
+        shapes: dict[tuple[str, str], tuple[tuple[int, ...], Any]] = {}
+        shapes |= {("field", name): ((n,), dtype) for name, dtype in _ROWS.items()}
+        shapes |= {("field", name): ((1,), np.float64) for name in _NUMBERS}
+        shapes |= {("info", name): ((n,), np.float64) for name in info_keywords}
+        for group, leaves in (
+            ("observation", spaces.observation_components),
+            ("action", spaces.actions.components),
+        ):
+            shapes |= {(group, name): ((n, *leaf.shape), leaf.storage) for name, leaf in leaves.items()}
+        sizes = [
+            -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in shapes.values()
+        ]
         if create:
-            os.ftruncate(descriptor, layout.itemsize)
-        every = np.ndarray((), layout, mmap.mmap(descriptor, layout.itemsize))
-        self.fields, self.infos, self.observation, self.action = (
-            {name: every[group][name] for name, *_ in of} for group, of in groups.items()
-        )
+            os.ftruncate(descriptor, sum(sizes))
+        memory = mmap.mmap(descriptor, sum(sizes))
+        groups: dict[str, dict[str, np.ndarray]] = {
+            group: {} for group in ("field", "info", "observation", "action")
+        }
+        offsets = itertools.accumulate(sizes, initial=0)
+        for ((group, name), (shape, dtype)), offset in zip(shapes.items(), offsets, strict=False):
+            groups[group][name] = np.ndarray(shape, dtype, memory, offset)
+        self.fields, self.infos = groups["field"], groups["info"]
+        self.observation, self.action = groups["observation"], groups["action"]
 
 
 _log = logging.getLogger("operant")
