@@ -415,17 +415,12 @@ class Leaf:
         """The bounds in the type in which values are compared; one number where all entries agree."""
         if self.storage.kind == "b":
             return None, None
-        low, high = self.low, self.high
         if self.storage.kind == "f":
             if self.min_value is None and self.max_value is None:
                 return None, None
-            low, high = low.astype(self.storage), high.astype(self.storage)
-        elif self.has_offset:
-            low, high = low.astype(np.int64), high.astype(np.int64)
+            low, high = self.low.astype(self.storage), self.high.astype(self.storage)
         else:
-            info = np.iinfo(self.storage)
-            low = np.clip(np.ceil(low.astype(float)), info.min, info.max).astype(np.int64)
-            high = np.clip(np.floor(high.astype(float)), info.min, info.max).astype(np.int64)
+            low, high = (np.asarray(x, np.int64) + self.offset for x in self.stored_limits)
         return _single(low), _single(high)
 
     @functools.cached_property
