@@ -178,11 +178,7 @@ class EnvSpec:
             data["id"] = self.target
         else:
             data["path"] = self.path or _path(self.target, self.name)
-        try:
-            same = ast.literal_eval(repr(data)) == data
-        except (ValueError, SyntaxError):
-            same = False
-        if not same:
+        if not _is_plain(data):
             bad = [name for name, value in self.arguments.items() if not _is_plain(value)]
             what = (
                 f"the argument {bad[0]!r} ({type(self.arguments[bad[0]]).__name__})"
