@@ -192,7 +192,7 @@ class _GymnasiumTrial:
             self._report.stop(f"The observation of {call}: {error}", adapter.MISFIT)
         with warnings.catch_warnings(record=True) as taken:
             warnings.simplefilter("always")
-            fault = self._validator.error(flat, call, (np.ones(1, bool),) * 2)  # masks: see _check_masks
+            fault = self._validator.error(flat, (np.ones(1, bool),) * 2)  # masks: see _check_masks
         if fault is not None:
             self._report.fault(f"The observation of {call}: {fault[1]}")
         for warning in taken:

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy import fmax, fmin, vdot
@@ -24,8 +24,6 @@ from operant.spec.spaces import Spaces, mask_name
 from operant.spec.spaces.leaf import first
 from operant.spec.spaces.space import Flat
 
-Check: TypeAlias = Literal["first", "always", "never"]
-"""How often observations are validated."""
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """The types of nearly all rewards, for a fast test before `reward_error`."""
 FLAGS = frozenset((bool, np.bool_))
@@ -66,31 +64,21 @@ def _masks_error(spaces: Spaces, observation: Flat, over: np.ndarray | None) -> 
 
 
 class ObservationValidator:
-    """Validates the stored observations of `N` environments at every step.
+    """Validates the stored observations of `N` environments with these spaces at every step."""
 
-    Args:
-        spaces: of one environment.
-        check: whether `always`, only the `first` time that each call answers, or `never`.
-    """
-
-    def __init__(self, spaces: Spaces, check: Check = "always") -> None:
+    def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
-        self._calls = {"first": {"reset", "step"}, "always": None, "never": set[str]()}[check]
         self._limits = {
             key: leaf.stored_limits
             for key, leaf in spaces.states.components.items()
             if leaf.storage.kind == "f" or (leaf.storage.kind in "iu" and not leaf.full_range)
         }
 
-    def error(
-        self, observation: Flat, call: str, ended: tuple[np.ndarray, ...] = ()
-    ) -> tuple[int, str] | None:
-        """Find the first fault in the observation `[N, ...]` of a `call`, `reset` or `step`: index and fault.
+    def error(self, observation: Flat, ended: tuple[np.ndarray, ...] = ()) -> tuple[int, str] | None:
+        """Find the first fault in an observation `[N, ...]`: index and fault.
 
         Where a flag in `ended` `[N]` is set, no action follows, and a mask may allow nothing.
         """
-        if self._calls is not None and call not in self._calls:
-            return None
         for key, (low, high) in self._limits.items():
             value = observation[key]
             # Neither NaN nor infinities stay as they are. On small arrays comparing takes twice as long.
@@ -104,10 +92,7 @@ class ObservationValidator:
                     np.broadcast_to(high, value.shape).copy(),
                 )
         over = np.logical_or(*ended) if ended else None
-        error = _masks_error(self._spaces, observation, over) if self._spaces.masks else None
-        if self._calls is not None and error is None:
-            self._calls.discard(call)
-        return error
+        return _masks_error(self._spaces, observation, over) if self._spaces.masks else None
 
     def _outside(self, key: str, array: np.ndarray) -> tuple[int, str] | None:
         """Find the first environment with a number in a component `[N, *shape]` that it may not have."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from operant.envs.env_spec import EnvSpec
-from operant.envs.validation_errors import Check
 from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
 from operant.envs.workers.process import (
@@ -77,7 +76,6 @@ class AsyncVectorEnv(VectorEnv):
     def __init__(
         self,
         sources: Sequence[EnvSpec],
-        check: Check,
         num_workers: int | None,
         timeout_seconds: float,
         max_restarts: int,
@@ -103,7 +101,6 @@ class AsyncVectorEnv(VectorEnv):
                     "task": "vector",
                     "sources": literals[low:high],
                     "name": self.name,
-                    "check": check,
                     "offset": low,
                     "info_keywords": tuple(info_keywords),
                 }

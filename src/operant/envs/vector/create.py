@@ -18,7 +18,6 @@ from operant.envs.gymnasium import atari
 from operant.envs.gymnasium.games import Games
 from operant.envs.remote.remote_env import RemoteEnv
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
-from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
 from operant.envs.vector.base import VectorEnv, info_refusal, keywords_of
@@ -44,7 +43,6 @@ class _VectorPlan(NamedTuple):
     """Environments of which a vector is to be made, and how."""
 
     sources: Sequence[EnvSpec]
-    check: Check
     info_keywords: tuple[str, ...]
     counts_lives: bool
     """Whether the lives of preprocessed games are counted."""
@@ -54,20 +52,20 @@ class _VectorPlan(NamedTuple):
     def in_process(self, why: str, made: Sequence[SubEnv] = ()) -> SyncVectorEnv:
         """Make a loop, of which the first environments may be made already."""
         envs = [*made, *map(make_sub_env, self.sources[len(made) :])]
-        vector = SyncVectorEnv(envs, self.sources[0].name, self.check, info_keywords=self.info_keywords)
+        vector = SyncVectorEnv(envs, self.sources[0].name, info_keywords=self.info_keywords)
         vector.why = why
         return vector
 
     def in_processes(self, why: str) -> AsyncVectorEnv:
         """Start worker processes."""
-        vector = AsyncVectorEnv(self.sources, self.check, *self.workers, self.info_keywords)
+        vector = AsyncVectorEnv(self.sources, *self.workers, self.info_keywords)
         vector.why = why
         return vector
 
     def measured(self, why: str) -> VectorEnv:
         """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
         sources = self.sources
-        probe = SyncVectorEnv([make_sub_env(sources[0])], sources[0].name, self.check)
+        probe = SyncVectorEnv([make_sub_env(sources[0])], sources[0].name)
         if self.counts_lives and probe.has_lives:
             reason = LIVES_HERE
         elif len(sources) == 1 or processors() == 1:
@@ -98,7 +96,6 @@ def create(
     clip_rewards: bool = False,
     episodic_life: bool = False,
     games_only: bool = False,
-    check: Check = "always",
     num_workers: int | None = None,
     timeout_seconds: float = 60.0,
     max_restarts: int = 3,
@@ -125,8 +122,6 @@ def create(
             `operant.envs.gymnasium.games.Games`.
         games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by
             whomever.
-        check: how often observations are compared with their space: at the `first` reset and step (then in
-            full, with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
         max_restarts: how often a worker may be replaced without an episode of each of its environments ending
@@ -145,7 +140,6 @@ def create(
         EnvError: an environment breaks its contract when it is first tried.
     """
     _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
-    _one_of("check", check, ("first", "always", "never"))
     keywords = keywords_of(info_keywords)
     num_workers = whole("num_workers", num_workers, optional=True)
     max_restarts = whole("max_restarts", max_restarts, 0)
@@ -176,9 +170,9 @@ def create(
     else:
         source = resolve(environment, **options)
         num_envs = expect_count("num_envs", num_envs, *_fixed_count(source))
-        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, check, keywords)
+        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, keywords)
     refuse_elsewhere(keywords, (source.target for source in sources))
-    plan = _VectorPlan(sources, check, keywords, episodic_life, (num_workers, timeout_seconds, max_restarts))
+    plan = _VectorPlan(sources, keywords, episodic_life, (num_workers, timeout_seconds, max_restarts))
     obstacle = "" if reward_shaping is None else "reward_shaping runs in this process"
     lives = episodic_life and any(
         atari.has_lives(each) for each in sources if each.preprocessed or not games_only
@@ -228,16 +222,14 @@ def _as_it_is(vector: VectorEnv, num_envs: int | None, requested: Mapping[str, A
     return vector
 
 
-def _own_vector(
-    source: EnvSpec, num_envs: int, mode: Mode, check: Check, keywords: tuple[str, ...]
-) -> VectorEnv | str:
+def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, keywords: tuple[str, ...]) -> VectorEnv | str:
     """Return the environment's own vectorised form, or why there is none."""
     if source.makes_vector:
         made = dataclasses.replace(source, arguments={**source.arguments, "num_envs": num_envs}).make()
         source = dataclasses.replace(source, target=made)
         expect_count("n_envs", num_envs, getattr(made, "num_envs", 1), "the vector")
     if source.is_vector:
-        return _given_vector(source, check, keywords)
+        return _given_vector(source, keywords)
     if source.is_native:
         if mode != "auto":
             raise SpecError(
@@ -250,26 +242,24 @@ def _own_vector(
     if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
         return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
-        return _vectorised(source, num_envs, check, keywords)
+        return _vectorised(source, num_envs, keywords)
     return ""
 
 
-def _vectorised(
-    source: EnvSpec, num_envs: int, check: Check, keywords: tuple[str, ...]
-) -> GymnasiumVector | str:
+def _vectorised(source: EnvSpec, num_envs: int, keywords: tuple[str, ...]) -> GymnasiumVector | str:
     spec = source.target
     if not isinstance(spec, GymnasiumSpec):
         return "only ids of Gymnasium have vectorised forms"
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
     if source.images is not None:
-        return atari.own_vector(source, source.images, num_envs, check, keywords)
+        return atari.own_vector(source, source.images, num_envs, keywords)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     result = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(result, str):
         return result
     vector, limit = result
-    wrapped = GymnasiumVector(vector, source.name, limit, check, info_keywords=keywords)
+    wrapped = GymnasiumVector(vector, source.name, limit, info_keywords=keywords)
     wrapped.why = "Gymnasium has a vectorised form of it"
     return wrapped
 
@@ -281,7 +271,7 @@ def _has_vectorised(source: EnvSpec) -> bool:
     return native_vector and source.images is None
 
 
-def _given_vector(source: EnvSpec, check: Check, keywords: tuple[str, ...]) -> GymnasiumVector:
+def _given_vector(source: EnvSpec, keywords: tuple[str, ...]) -> GymnasiumVector:
     """Wrap a Gymnasium vector that the user made."""
     vector = source.target
     fault = adapter.autoreset_fault(vector)
@@ -296,7 +286,7 @@ def _given_vector(source: EnvSpec, check: Check, keywords: tuple[str, ...]) -> G
             "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
         )
     limit = adapter.own_limit(vector)
-    wrapped = GymnasiumVector(vector, source.name, limit, check, copy=True, info_keywords=keywords)
+    wrapped = GymnasiumVector(vector, source.name, limit, copy=True, info_keywords=keywords)
     wrapped.why = "it was given as a vector"
     return wrapped
 

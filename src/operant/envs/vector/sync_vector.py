@@ -16,7 +16,6 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.preprocessing import within
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
-    Check,
     ObservationValidator,
     finite_error,
     raise_of_handler,
@@ -126,7 +125,6 @@ class SyncVectorEnv(VectorEnv):
         self,
         envs: Sequence[SubEnv],
         name: str,
-        check: Check = "always",
         offset: int = 0,
         info_keywords: Sequence[str] = (),
     ) -> None:
@@ -145,7 +143,7 @@ class SyncVectorEnv(VectorEnv):
         self.max_episode_timesteps = max(finite_limits) if len(finite_limits) == len(limits) else None
         self._limits = [inf if limit is None else limit for limit in limits]
         self._offset = offset
-        self._validator = ObservationValidator(self.spaces, check)
+        self._validator = ObservationValidator(self.spaces)
         self._empty = {
             key: ((self.num_envs, *leaf.shape), leaf.storage)
             for key, leaf in self.spaces.observation_components.items()
@@ -175,7 +173,7 @@ class SyncVectorEnv(VectorEnv):
                 raise self._error(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset, self.lost = True, None
-        self._raise_first(self._validator.error(observation, "reset"))
+        self._raise_first(self._validator.error(observation))
         return observation
 
     def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
@@ -217,7 +215,7 @@ class SyncVectorEnv(VectorEnv):
         self.infos = infos
         if not isfinite(vdot(reward, reward)):
             self._raise_first(finite_error("reward", reward))
-        self._raise_first(self._validator.error(observation, "step", (terminated, truncated)))
+        self._raise_first(self._validator.error(observation, (terminated, truncated)))
         return VectorStep(observation, reward, terminated, truncated)
 
     def close(self) -> None:
