@@ -528,9 +528,9 @@ def test_lists_of_environments(module):
         ]  # fmt: skip
     with create(["CartPole-v1", "CartPole-v1"], mode="processes", num_workers=1) as env:
         assert env.reset(0)["state"].shape == (2, 4)
-    with pytest.raises(UsageError, match=r"must have the same spaces. Environment 1 has"):
+    with pytest.raises(UsageError, match=r"must have the same states and actions. Environment 1 has"):
         create(["CartPole-v1", "Pendulum-v1"], mode="in-process")
-    with pytest.raises(UsageError, match=r"must have the same spaces. Worker 1 has"):
+    with pytest.raises(UsageError, match=r"must have the same states and actions. Worker 1 has"):
         create(["CartPole-v1", "Pendulum-v1"], mode="processes", num_workers=2)
 
 

@@ -17,6 +17,7 @@ from operant.envs.remote.connection import (
     close_all,
 )
 from operant.envs.remote.processes import ProcessConnection
+from operant.envs.vector.base import refuse_different
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
@@ -199,7 +200,8 @@ def _met(making: Iterable[Connection]) -> list[Connection]:
         for connection in connections:
             if isinstance(connection, RestartingConnection):
                 connection.meet()
-        _check_alike(connections)
+        names = [f"Environment {i} ({each.name!r})" for i, each in enumerate(connections)]
+        refuse_different([each.spaces for each in connections], names)
     except BaseException:
         close_all(connections)
         raise
@@ -269,14 +271,3 @@ def _each(environment: Any, environments: Any) -> list[Any]:
     if not specifications:
         raise value_error("environments", "a list of at least one environment", environments)
     return specifications
-
-
-def _check_alike(connections: Sequence[Connection]) -> None:
-    first = connections[0]
-    for i, connection in enumerate(connections):
-        if connection.spaces != first.spaces:
-            raise UsageError(
-                "All environments must have the same states and actions. Environment "
-                f"{i} ({connection.name!r}) has {connection.spaces.to_spec()}, environment 0 "
-                f"({first.name!r}) has {first.spaces.to_spec()}."
-            )

@@ -130,6 +130,16 @@ class VectorEnv(abc.ABC):
         )
 
 
+def refuse_different(spaces: Sequence[Spaces], names: Sequence[str]) -> None:
+    """Refuse (UsageError) environments of other spaces than the first; the names are for the message."""
+    for name, each in zip(names, spaces, strict=True):
+        if each != spaces[0]:
+            raise UsageError(
+                f"All environments must have the same states and actions. {name} has {each.to_spec()}; "
+                f"{names[0]} has {spaces[0].to_spec()}."
+            )
+
+
 def seed_of(seed: int, index: int) -> int:
     """Return the seed of one environment: a function of (seed, index) alone, below 2^31."""
     return int(np.random.SeedSequence((int(seed), index)).generate_state(1)[0] >> 1)

@@ -20,7 +20,7 @@ from operant.envs.validation_errors import (
     finite_error,
     raise_of_handler,
 )
-from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, refuse_different, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
 from operant.spec.spaces import Codec
 
@@ -132,12 +132,8 @@ class SyncVectorEnv(VectorEnv):
         self.num_envs = len(self.envs)
         self.spaces = self.envs[0].spaces
         self.name = name
-        for i, env in enumerate(self.envs):
-            if env.spaces != self.spaces:
-                raise UsageError(
-                    f"All environments of a vector must have the same spaces. Environment {i} has "
-                    f"{env.spaces}, environment 0 has {self.spaces}."
-                )
+        names = [f"Environment {i}" for i in range(self.num_envs)]
+        refuse_different([env.spaces for env in self.envs], names)
         limits = [env.limit for env in self.envs]
         finite_limits = [limit for limit in limits if limit is not None]
         self.max_episode_timesteps = max(finite_limits) if len(finite_limits) == len(limits) else None
