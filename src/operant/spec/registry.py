@@ -197,25 +197,18 @@ class Registry(Generic[T]):
             self._entries[name] = entry
         return entry
 
-    def parse(self, spec: Any, **extra: Any) -> tuple[Callable[..., T], dict[str, Any], str]:
+    def parse(self, spec: Any) -> tuple[Callable[..., T], dict[str, Any], str]:
         """Split a specification into what to call, with which arguments, and its name in messages.
 
         Args:
             spec: a registered name, ``module.Class``, the path of a JSON file, a class, or a dict with one of
                 these as `type`.
-            extra: arguments besides; giving one twice with different values is an error.
         """
         arguments: dict[str, Any] = {}
         spec, given = followed(spec, self.what)
         for inner in given:
             for key, value in inner.items():
                 arguments.setdefault(str(key), value)
-        for key, value in extra.items():
-            if key in arguments and arguments[key] != value:
-                raise SpecError(
-                    f"{self.what} argument {key!r} is given twice, as {arguments[key]!r} and {value!r}."
-                )
-            arguments[key] = value
         if isinstance(spec, str):
             if spec in self or ("." not in spec and ":" not in spec):
                 target = self.get(spec)
