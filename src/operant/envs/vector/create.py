@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -27,6 +27,7 @@ from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.spec.runtime import processors
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
+_MODES = get_args(Mode)
 PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker
 takes tens of microseconds, and every step waits for the slowest worker."""
@@ -139,7 +140,9 @@ def create(
         UsageError: the same object is in the list several times, or the spaces differ.
         EnvError: an environment breaks its contract when it is first tried.
     """
-    _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
+    if mode not in _MODES:
+        hint = suggest(mode, _MODES, listed=False) if isinstance(mode, str) else ""
+        raise value_error("mode", f"one of {', '.join(map(repr, _MODES))}", mode, hint.strip())
     keywords = keywords_of(info_keywords)
     num_workers = whole("num_workers", num_workers, optional=True)
     max_restarts = whole("max_restarts", max_restarts, 0)
@@ -314,19 +317,13 @@ def step_seconds(vector: VectorEnv) -> float:
     generator = np.random.default_rng(0)
     observation = vector.reset()  # without a seed, which would stay: this environment is used afterwards
     times: list[float] = []
-    # The first step is a warm-up, and its observation is checked in full: it does not count.
+    # The first step is a warm-up: it does not count.
     while len(times) < 4 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
         actions = random_actions(vector.spaces, observation, generator)
         begun = time.perf_counter()
         observation = vector.step(actions).observation
         times.append(time.perf_counter() - begun)
     return float(np.median(times[1:]))
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        hint = suggest(value, allowed, listed=False) if isinstance(value, str) else ""
-        raise value_error(name, f"one of {', '.join(map(repr, allowed))}", value, hint.strip())
 
 
 def expect_count(argument: str, requested: int | None, fixed: int | None, what: str) -> int:
