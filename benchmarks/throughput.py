@@ -32,7 +32,7 @@ import numpy as np
 from gymnasium import spaces
 
 from operant.envs.remote import connect
-from operant.envs.remote.restarting import Connection
+from operant.envs.remote.connection import Connection
 
 RESULTS = Path(__file__).parent / "results"
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "throughput.png"

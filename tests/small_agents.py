@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.probe_envs import PROBES
 
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.compiled import CompiledAgent
@@ -24,7 +25,6 @@ from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
 from operant.envs.native.native_env import NativeEnv, TimeStep
 from operant.envs.native.native_vector import NativeVector
-from operant.envs.native.probe import PROBES
 from operant.execution.agent import Agent
 from operant.spec import options
 from operant.spec.random_streams import Purpose

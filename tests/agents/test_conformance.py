@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.probe_envs import PROBES
 from tests.small_agents import (
     NAMES,
     ONCE,
@@ -38,7 +39,6 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import fold
 from operant.agents.table import AGENTS
-from operant.envs.native.probe import PROBES
 from operant.errors import SpaceError, SpecError
 from operant.spec import Schedule, default, options
 from operant.spec.spaces import Space, Spaces

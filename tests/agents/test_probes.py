@@ -12,6 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.probe_envs import (
+    PROBES,
+    ConstantProbe,
+    DiscountProbe,
+    MemoryProbe,
+    ObservationProbe,
+    TruncationProbe,
+)
 from tests.small_agents import (
     MODEL,
     NAMES,
@@ -33,14 +41,6 @@ from operant.agents.parts.action_scaling import with_actions
 from operant.agents.table import config_class
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
-from operant.envs.native.probe import (
-    PROBES,
-    ConstantProbe,
-    DiscountProbe,
-    MemoryProbe,
-    ObservationProbe,
-    TruncationProbe,
-)
 from operant.execution.agent import Agent
 from operant.execution.interactive import Settings
 from operant.ops import losses

@@ -126,7 +126,7 @@ def test_round_trip_is_exact(tmp_path):
     path = checkpoint.save(tmp_path / "new", tree, header, name="step-1")
     loaded, loaded_header = checkpoint.load(path, sample())
     assert_equal(loaded, tree)
-    assert loaded_header == header == checkpoint.read_header(path)
+    assert loaded_header == header == checkpoint.Checkpoint(path).header
     flat, _ = checkpoint.load(path)
     assert flat["['pair'].y[2]"] == 7
     assert flat["['params']['policy/dense']"].shape == (2, 3)
@@ -152,9 +152,9 @@ def test_shapes_stand_for_arrays(tmp_path):
 
 def test_part_of_a_tree(tmp_path):
     path = checkpoint.save(tmp_path, {"train": [jnp.ones(2), 3], "trainer": jnp.zeros(1)}, {}, name="a")
-    assert_equal(checkpoint.load_part(path, "train", [jnp.zeros(2), 0]), [jnp.ones(2), 3])
+    assert_equal(checkpoint.Checkpoint(path).part("train", [jnp.zeros(2), 0]), [jnp.ones(2), 3])
     with pytest.raises(CheckpointError, match=r"missing: \['train'\]\[2\]"):
-        checkpoint.load_part(path, "train", [jnp.zeros(2), 0, 1])
+        checkpoint.Checkpoint(path).part("train", [jnp.zeros(2), 0, 1])
 
 
 @settings(max_examples=40, deadline=None)
@@ -193,7 +193,7 @@ def test_large_leaves_get_files_of_their_own(tmp_path, monkeypatch):
     path = checkpoint.save(tmp_path, tree, {}, name="a")
     assert len(list(path.glob("arrays*.safetensors"))) == 3
     assert_equal(checkpoint.load(path, tree)[0], tree)
-    assert_equal(checkpoint.load_part(path, "b", tree["b"]), tree["b"])
+    assert_equal(checkpoint.Checkpoint(path).part("b", tree["b"]), tree["b"])
 
 
 def test_arrays_of_another_device_are_fetched_by_and_by(tmp_path, monkeypatch):
@@ -668,11 +668,11 @@ def test_a_field_of_a_part_is_read_alone(tmp_path):
 
     tree = {"train": Two({"a": jnp.arange(3), "b": [jnp.ones(2)]}, jnp.zeros(4)), "trainer": jnp.ones(1)}
     path = checkpoint.save(tmp_path, tree, {}, name="one")
-    assert_equal(checkpoint.load_part(path, "train", tree["train"].state, "state"), tree["train"].state)
-    assert_equal(checkpoint.load_part(path, "train", jnp.ones(4), "statement"), jnp.zeros(4))
-    assert_equal(checkpoint.load_part(path, "train", tree["train"]), tree["train"])
+    assert_equal(checkpoint.Checkpoint(path).part("train", tree["train"].state, "state"), tree["train"].state)
+    assert_equal(checkpoint.Checkpoint(path).part("train", jnp.ones(4), "statement"), jnp.zeros(4))
+    assert_equal(checkpoint.Checkpoint(path).part("train", tree["train"]), tree["train"])
     with pytest.raises(CheckpointError, match="does not fit"):
-        checkpoint.load_part(path, "train", tree["train"].state, "missing")
+        checkpoint.Checkpoint(path).part("train", tree["train"].state, "missing")
 
 
 def test_a_run_outlives_a_file_that_somebody_put_among_its_weights(tmp_path):

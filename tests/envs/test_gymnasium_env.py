@@ -154,11 +154,7 @@ def test_visualize_asks_for_a_window():
     env = Environment.create("FrozenLake-v1", render_mode="ansi")
     env.reset()
     assert "S" in env.render()
-    made = adapter._arguments(
-        adapter.find("CartPole-v1"),
-        dict(visualize=True),
-        gymnasium.envs.classic_control.CartPoleEnv,
-    )
+    made = adapter._arguments(adapter.find("CartPole-v1"), dict(visualize=True))
     assert made == dict(render_mode="human")
 
 
@@ -267,12 +263,12 @@ class Grey(gymnasium.Env):
 
 def test_observations_are_looked_at_before_they_are_stored():
     """As bytes they would be black."""
-    refused = pytest.raises(EnvError, match=r"reset of 'Grey': The observation must be .*uint8")
+    refused = pytest.raises(EnvError, match=r"reset of 'Grey': The state 'state' must be .*uint8")
     with Environment.create(Grey(first=0.5)) as env, refused:
         env.reset()
     with Environment.create(Grey()) as env:
         env.reset()
-        with pytest.raises(EnvError, match=r"step of 'Grey': The observation must be .*uint8"):
+        with pytest.raises(EnvError, match=r"step of 'Grey': The state 'state' must be .*uint8"):
             env.execute(0)
 
 
@@ -360,11 +356,11 @@ NONE = np.zeros(2, np.float32)
         (Old(), r"reset must take a seed, as reset\(self, \*, seed=None, options=None\)"),
         (
             taken(first=(np.zeros(3, np.float32), {})),
-            r"observation must have shape \(2,\)\. Received: shape \(3,\)",
+            r"The state 'state' must have shape \(2,\)\. Received: shape \(3,\)",
         ),
         (
             taken(later=(np.zeros(3, np.float32), 0.0, False, False, {})),
-            r"observation must have shape \(2,\)\. Received: shape \(3,\)",
+            r"The state 'state' must have shape \(2,\)\. Received: shape \(3,\)",
         ),
         (
             taken(later=(NONE, 0.0, False, {})),

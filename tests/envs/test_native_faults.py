@@ -24,7 +24,7 @@ from operant.envs.env_spec import lacking
 from operant.envs.native import native_env
 from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import TimeStep
-from operant.envs.native.validate import DtypeCast, accepted
+from operant.envs.native.validate import AcceptedEnv, accepted
 from operant.envs.vector import create
 from operant.errors import EnvError, SpecError
 from operant.spec.run import RunConfig
@@ -114,7 +114,7 @@ def test_a_run_that_fails_is_saved_and_can_go_on(tmp_path, capsys, seeds):
     for i in range(seeds):
         run = place if seeds == 1 else place / f"seed-{3 + i}"
         newest = checkpoint.latest(run / "checkpoints")
-        assert checkpoint.read_header(newest)["training"]["ended"] == "failed"
+        assert checkpoint.Checkpoint(newest).header["training"]["ended"] == "failed"
         assert all(np.isfinite(reward) for reward in read_history(run / "history.parquet")["episode_reward"])
     resume = ["train", "--resume", str(run), "--env", "native_faults:Breaks", "--quiet"]
     assert main(resume) == 2
@@ -142,7 +142,9 @@ def test_what_fails_in_the_first_call_tells_when(tmp_path, module, seeds):
     assert main(["train", "ppo", *env, *words]) == 2
     run, parts = place if seeds == 1 else place / "seed-3", []
     for part in range(1, 3):
-        parts.append(checkpoint.read_header(checkpoint.latest(run / "checkpoints"))["training"]["elapsed"])
+        parts.append(
+            checkpoint.Checkpoint(checkpoint.latest(run / "checkpoints")).header["training"]["elapsed"]
+        )
         told = [json.loads(line)["time"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         times = read_history(run / "history.parquet")["time"]
         assert told == parts and (np.diff(times) >= 0).all() and 0 < times[0] < times[-1] <= parts[-1]
@@ -186,7 +188,7 @@ def test_what_is_not_finite_is_not_learnt_from(tmp_path, capsys, module, monkeyp
     monkeypatch.setattr(module.Rare, "broken", False)
     for run in runs:
         assert main(["train", "--resume", str(run), "--env", "native_faults:Rare", "--quiet"]) == 0
-        header = checkpoint.read_header(checkpoint.latest(run / "checkpoints"))
+        header = checkpoint.Checkpoint(checkpoint.latest(run / "checkpoints")).header
         assert header["training"]["skipped"] == 0
 
 
@@ -454,7 +456,9 @@ class Loose:
 @jax.numpy_dtype_promotion("standard")
 def test_python_numbers_become_arrays():
     env = accepted(Loose(), "Loose")
-    assert isinstance(env, DtypeCast) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
+    assert (
+        isinstance(env, AcceptedEnv) and env == accepted(Loose(), "Loose") and accepted(env, "Loose") is env
+    )
     assert [str(x) for x in env.dtypes] == ["float32", "int32", "float32"]
     actors = native_env.start(env, jax.random.key(0), 2)
     assert actors.observation["age"].dtype == jnp.float32 and not actors.state[0].weak_type

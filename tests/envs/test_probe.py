@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.probe_envs import PROBES
 
 from operant.envs.native import native_env
 from operant.envs.native.native_env import NativeEnv
-from operant.envs.native.probe import PROBES
 from operant.errors import SpecError
 from operant.spec.spaces import Spaces
 

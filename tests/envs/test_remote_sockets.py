@@ -24,13 +24,11 @@ from operant.cli import main
 from operant.envs import Environment
 from operant.envs.catalog import resolve
 from operant.envs.remote import connect, wire
-from operant.envs.remote.auth import greet, is_loopback, read_token, welcome
-from operant.envs.remote.channel import Channel
-from operant.envs.remote.restarting import ConnectionLimits
+from operant.envs.remote.channel import _HELLO, Channel, greet, is_loopback, read_token, welcome
+from operant.envs.remote.connection import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, greeting, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
-from operant.envs.remote.service import describe
-from operant.envs.workers.restarts import LostError
+from operant.envs.workers.process import LostError
 from operant.errors import EnvError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]
@@ -172,7 +170,7 @@ def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
             with pytest.raises(EnvError, match=rf"\({HOST}:{port}\) refused: The token is not the server's"):
                 connect(remote="socket-client", host=HOST, port=port, **wrong)
         wait_until(lambda: server.rejected == 2)
-        assert reasons == ["a wrong token"] * 2
+        assert reasons == ["sent a wrong token"] * 2
         for right in ({"token": TOKEN}, {"token_file": str(file)}):
             with clients(port, **right) as (connection,):
                 assert ask(connection).terminal == 0
@@ -180,7 +178,7 @@ def test_only_who_knows_the_token_is_let_in(tmp_path, monkeypatch):
         with clients(port) as (connection,):
             assert ask(connection).terminal == 0
         # Others came while the environment was not yet free again, and tried once more.
-        assert reasons.count("a wrong token") == 2
+        assert reasons.count("sent a wrong token") == 2
 
 
 def test_a_server_that_does_not_know_the_token_is_not_trusted():
@@ -188,11 +186,9 @@ def test_a_server_that_does_not_know_the_token_is_not_trusted():
     listener = socket.create_server((HOST, 0))
 
     def pretend():
-        from operant.envs.remote import auth
-
         sock, _ = listener.accept()
         channel = Channel(sock)
-        channel.send(1, auth._HELLO.pack(b"operant\0", 1, bytes(32)), seconds=5)
+        channel.send(1, _HELLO.pack(b"operant\0", 1, bytes(32)), seconds=5)
         channel.receive(5)
         channel.send(3, bytes(32), seconds=5)
         channel.close()
@@ -209,11 +205,9 @@ def test_another_version_is_named():
     listener = socket.create_server((HOST, 0))
 
     def pretend():
-        from operant.envs.remote import auth
-
         sock, _ = listener.accept()
         channel = Channel(sock)
-        channel.send(1, auth._HELLO.pack(b"operant\0", 2, bytes(32)), seconds=5)
+        channel.send(1, _HELLO.pack(b"operant\0", 2, bytes(32)), seconds=5)
         channel.close()
 
     thread = threading.Thread(target=pretend)
@@ -584,7 +578,7 @@ def test_a_server_that_never_stops_answering_is_left():
         channel = Channel(sock)
         welcome(channel, b"", 5.0)
         channel.receive(5.0)
-        channel.send(wire.DESCRIPTION, describe(here), seconds=5.0)
+        channel.send(wire.DESCRIPTION, wire.pack_description(here), seconds=5.0)
         with contextlib.suppress(LostError):
             while True:
                 channel.send(wire.ANSWER, seconds=5.0)

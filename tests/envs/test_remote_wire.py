@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operant.envs.connection import Answer
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.connection import Answer, EnvDescription
 from operant.envs.remote.wire import MAC, Frames, Schema, WireError, frame
 from operant.errors import SpaceError, SpecError
 from operant.spec.spaces import Spaces
@@ -40,15 +39,9 @@ def feed(frames, data, cuts=()):
     found = []
     edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
     for low, high in itertools.pairwise(edges):
-        piece = data[low:high]
-        while piece:
-            room = frames.room()
-            n = min(len(room), len(piece))
-            room[:n] = piece[:n]
-            frames.fill(n)
-            piece = piece[n:]
-            while (one := frames.next()) is not None:
-                found.append((one[0], bytes(one[1])))
+        frames.add(data[low:high])
+        while (one := frames.next()) is not None:
+            found.append((one[0], bytes(one[1])))
     return found
 
 

@@ -26,7 +26,7 @@ FAULTS = {
     "key": (DICT, SOUND, {**SOUND, "more": 1}, "must be a dict with 'gear', 'speed'|must be a dict with"),
     "nan": (DICT, SOUND, {**SOUND, "speed": np.array([0, np.nan])}, "speed.*finite.*Received: nan"),
     "far": (DICT, SOUND, {**SOUND, "speed": np.array([0, 9.0])}, r"speed.*between 0\.? and 1.*Received: 9.0"),
-    "bytes": (UINT8, np.zeros(2, np.uint8), np.array([300, 0]), "between 0 and 255. Received: 300"),
+    "bytes": (UINT8, np.zeros(2, np.uint8), np.array([300, 0]), "between 0 and 255.*Received: 300"),
     "dtype": (UINT8, np.zeros(2, np.uint8), np.array([0.5, 0]), r"whole number|integer"),
     "shape": (UINT8, np.zeros(2, np.uint8), np.zeros(3, np.uint8), r"shape \(2,\)"),
 }

@@ -656,7 +656,7 @@ def test_what_was_learnt_before_an_error_is_saved(tmp_path):
     agent = operant.PPO([env], NET, run_dir=str(tmp_path), **SMALL)
     with pytest.raises(EnvError, match="out of order"):
         agent.fit(max_steps=5000)
-    header = checkpoint.read_header(checkpoint.latest(tmp_path / "checkpoints"))
+    header = checkpoint.Checkpoint(checkpoint.latest(tmp_path / "checkpoints")).header
     assert 500 < header["training"]["step"] <= 700
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operant import Environment
-from operant.envs.connection import Answer, LocalConnection, VectorizedConnection
+from operant.envs.remote.connection import Answer, LocalConnection, VectorizedConnection
 from operant.execution.runner.interaction import Interaction
 from operant.execution.runner.run_options import RunOptions
 from operant.execution.runner.run_statistics import RunStatistics

@@ -13,7 +13,7 @@ import pytest
 
 from operant import Agent, Environment, Runner, checkpoint
 from operant.envs.check import check_env
-from operant.envs.connection import LocalConnection
+from operant.envs.remote.connection import LocalConnection
 from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces

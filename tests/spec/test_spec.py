@@ -435,7 +435,7 @@ def registry() -> Registry[Any]:
 
 
 def created(registry, spec, **extra):
-    return build(*registry.parse(spec, **extra))
+    return build(*registry.parse({"type": spec, **extra} if extra else spec))
 
 
 def test_a_registry_creates_from_every_form(registry, tmp_path):
@@ -490,34 +490,28 @@ def test_a_specification_is_not_changed_by_reading_it(registry):
 
 
 @pytest.mark.parametrize(
-    ("form", "extra", "message"),
+    ("form", "message"),
     [
-        ("dens", {}, "Unknown layer 'dens'. Did you mean 'dense'?"),
-        ("zzz", {}, "Unknown layer 'zzz'. Known: base, dense, late, missing, open."),
-        ({"type": "dense", "sise": 3}, {}, "dense takes no argument 'sise'. Did you mean 'size'?"),
-        ("dense", {}, "dense requires the argument 'size'."),
-        ({"type": "dense", "size": 3}, {"size": 4}, "layer argument 'size' is given twice, as 3 and 4."),
-        ({"size": 3}, {}, "A layer given as a dict needs a 'type'. Received the keys: size."),
-        (3, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
-        ({"type": 3}, {}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
-        ("a.b.C", {}, f"The layer 'a.b.C' cannot be imported: No module named 'a'.{INSTALL}"),
+        ("dens", "Unknown layer 'dens'. Did you mean 'dense'?"),
+        ("zzz", "Unknown layer 'zzz'. Known: base, dense, late, missing, open."),
+        ({"type": "dense", "sise": 3}, "dense takes no argument 'sise'. Did you mean 'size'?"),
+        ("dense", "dense requires the argument 'size'."),
+        ({"size": 3}, "The layer given as a dict needs the key 'type'. Received the keys: size."),
+        (3, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
+        ({"type": 3}, "A layer must be a name, a dict with 'type', a JSON file or a class. Received: 3."),
+        ("a.b.C", f"The layer 'a.b.C' cannot be imported: No module named 'a'.{INSTALL}"),
         (
             "fractions.Fractoin",
-            {},
             "The layer 'fractions.Fractoin' cannot be imported: module 'fractions' has no attribute "
             f"'Fractoin' ({fractions.__file__}). Did you mean 'Fraction'?",
         ),
-        ("none.json", {}, "The layer file 'none.json' does not exist."),
-        ({"type": "base", "lrr": 1}, {}, "base takes no argument 'lrr'. Did you mean 'lr'?"),
+        ("none.json", "The layer file 'none.json' does not exist."),
+        ({"type": "base", "lrr": 1}, "base takes no argument 'lrr'. Did you mean 'lr'?"),
     ],
 )
-def test_faulty_specifications_are_named(registry, form, extra, message):
+def test_faulty_specifications_are_named(registry, form, message):
     with fails(message):
-        created(registry, form, **extra)
-
-
-def test_the_same_argument_given_twice_alike_is_fine(registry):
-    assert created(registry, {"type": "dense", "size": 3}, size=3).size == 3
+        created(registry, form)
 
 
 @pytest.mark.parametrize(

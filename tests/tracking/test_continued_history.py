@@ -53,7 +53,7 @@ def test_a_second_run_counts_on(tmp_path, monkeypatch, capsys):
     assert (own["best_reward"] >= 60.0).all()
     first = np.cumsum(own["episode_reward"]) / np.arange(1, len(own["step"]) + 1)
     np.testing.assert_allclose(own["mean_reward"], first)  # of this run's policy only
-    header = checkpoint.read_header(checkpoint.latest("run/checkpoints"))["training"]
+    header = checkpoint.Checkpoint(checkpoint.latest("run/checkpoints")).header["training"]
     assert header["origin"] == {"step": 1000, "time": 5.0, "episodes": 2, "best_reward": 60.0}
     assert header["score"]["episodes"] == len(rows["step"])
     assert not (tmp_path / "best.tf").exists()  # worse weights than the history's do not replace its own

@@ -190,6 +190,6 @@ def test_a_run_that_fails_reports_what_it_came_to(tmp_path):
     with pytest.raises(EnvError, match="out of order"):
         agent.fit(max_steps=5000)
     (row,) = rows(tmp_path / "run" / "metrics.jsonl")
-    saved = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
+    saved = checkpoint.Checkpoint(checkpoint.latest(tmp_path / "run" / "checkpoints")).header["training"]
     assert row["step"] == saved["step"] and row["episode/count"] == agent.games > 0
     assert "loss/policy" in row

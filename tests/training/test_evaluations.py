@@ -74,7 +74,7 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
     assert list(counts) == [5, 5, 5] and [step // 200 for step in steps[:2]] == [1, 2]
     assert all(step % 200 < 2 * 5 for step in steps[:2])  # as soon as the block is complete
     assert (
-        steps[2] == checkpoint.read_header(newest[0])["training"]["step"] < 600
+        steps[2] == checkpoint.Checkpoint(newest[0]).header["training"]["step"] < 600
     )  # of whole blocks, at the end
     for step in steps:
         at = found["step"] == step
@@ -118,7 +118,7 @@ def test_the_best_policy_is_kept_and_played():
     last = operant.Agent.load("run")
     algorithm, state = last.learner.algorithm, last.engine.train.state
     kept = checkpoint.load("w/best.tf", algorithm.weights(state)["model"])[0]
-    saved = algorithm.weights(checkpoint.load_part(path, "train", state, "state"))["model"]
+    saved = algorithm.weights(checkpoint.Checkpoint(path).part("train", state, "state"))["model"]
     for name, x in kept["params"].items():
         np.testing.assert_array_equal(x, saved["params"][name])
     agent = operant.Agent.load("run/best")
@@ -188,7 +188,7 @@ def test_checkpoints_come_after_the_evaluations_that_they_count():
     def look(agent, record):
         newest = checkpoint.latest("run/checkpoints")
         if newest is not None:
-            counted = checkpoint.read_header(newest)["training"]["evaluated"]
+            counted = checkpoint.Checkpoint(newest).header["training"]["evaluated"]
             seen.append((counted["step"], rows()["step"].max()))
 
     told = {"eval_frequency": 40, "eval_episodes": 1, "run_dir": "run", "save_seconds": 0.0, **SMALL}

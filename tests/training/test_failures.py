@@ -179,7 +179,7 @@ def test_what_was_learnt_before_a_callback_failed_is_saved(tmp_path):
     with pytest.raises(ConnectionError, match="the service is gone"):
         agent.fit(max_steps=100_000_000, callback=failing)
     saved = checkpoint.latest(tmp_path / "run" / "checkpoints")
-    header = checkpoint.read_header(saved)["training"]
+    header = checkpoint.Checkpoint(saved).header["training"]
     assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
     assert len(read_history(tmp_path / "run" / "history.parquet")["step"]) == agent.games > 0
 
@@ -252,7 +252,7 @@ def test_what_was_learnt_before_somebody_ended_the_program_is_saved(
     agent = trainer("A2C")(envs, model=NET, n_steps=4, run_dir=str(tmp_path / "run"), quiet=True)
     with pytest.raises(error, match=told):
         agent.fit(max_steps=100_000_000, callback=callback)
-    header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))["training"]
+    header = checkpoint.Checkpoint(checkpoint.latest(tmp_path / "run" / "checkpoints")).header["training"]
     assert header["step"] == agent.steps > 0 and header["ended"] == "failed"
 
 

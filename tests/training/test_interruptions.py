@@ -145,7 +145,7 @@ def test_a_run_in_a_slow_environment_ends_soon(n_steps, steps, monkeypatch, tmp_
     outcome = agent.fit(max_steps=100_000)
     assert outcome.reason == "interrupted" and Slow.steps < 60
     assert (outcome.step >= steps) if steps else (outcome.step == 0)
-    header = checkpoint.read_header(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    header = checkpoint.Checkpoint(checkpoint.latest(tmp_path / "run" / "checkpoints")).header
     assert header["training"]["step"] == outcome.step
     monkeypatch.setattr(Slow, "seconds", 0.0)
     assert agent.fit(max_steps=2000).step > 1500  # goes on, with episodes that begin anew

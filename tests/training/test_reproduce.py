@@ -131,7 +131,7 @@ def test_an_episode_that_is_missing_is_told(run, known, capsys):
 
 def test_episodes_that_a_later_run_added_to_the_history_are_not_compared(run, known, capsys):
     """It counts on from the last episode, thus from below the step at which the run ended."""
-    last = checkpoint.read_header(checkpoint.latest(run / "checkpoints"))["training"]["step"]
+    last = checkpoint.Checkpoint(checkpoint.latest(run / "checkpoints")).header["training"]["step"]
     before = read_history(run / "history.parquet")
     assert before["step"][-1] < last - 1
     later = History(run / "history.parquet")

@@ -78,7 +78,7 @@ def test_kill_and_resume_equals_going_on(agent, tmp_path, monkeypatch):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    before = checkpoint.read_header(checkpoint.latest("killed/checkpoints"))["training"]["step"]
+    before = checkpoint.Checkpoint(checkpoint.latest("killed/checkpoints")).header["training"]["step"]
     assert main(["train", "--resume", "killed", "--quiet"]) == 0
     (whole, _), (killed, _) = leaves(tmp_path / "whole"), leaves(tmp_path / "killed")
     assert whole.keys() == killed.keys()
@@ -428,7 +428,9 @@ def test_a_part_of_the_history_that_is_cut_off_is_named_with_what_to_do(short, t
     assert message.endswith(". Move it elsewhere to go on without its episodes.\n")
     part.rename(tmp_path / "moved.parquet")
     assert main(words) == 0
-    games = checkpoint.read_header(checkpoint.latest(short / "checkpoints"))["training"]["score"]["episodes"]
+    games = checkpoint.Checkpoint(checkpoint.latest(short / "checkpoints")).header["training"]["score"][
+        "episodes"
+    ]
     told = f"The run's history is not there, and begins anew: its {games} episodes so far are in no row"
     assert told in capsys.readouterr().out
     assert read_history(run / "history.parquet")["step"].min() > 400

@@ -14,10 +14,8 @@ from operant.checkpoint.store import (
     latest_header,
     list_checkpoints,
     load,
-    load_part,
     named_well,
     newest,
-    read_header,
     replaceable,
     save,
 )
@@ -32,10 +30,8 @@ __all__ = [
     "latest_header",
     "list_checkpoints",
     "load",
-    "load_part",
     "named_well",
     "newest",
-    "read_header",
     "replaceable",
     "save",
 ]

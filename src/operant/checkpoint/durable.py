@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -73,11 +74,9 @@ def measure(path: Path, size: int) -> None:
 @contextlib.contextmanager
 def _opened(path: Path, size: int | None) -> Iterator[tuple[Any, int]]:
     """Open a plain file, of that size if one is given; failures meanwhile become `CheckpointError`."""
-    flags = (
-        os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    )
     try:
-        with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path} is not a plain file.")
@@ -111,8 +110,6 @@ def _read_hashed(path: Path, file: Any, size: int, sha256: str | None) -> np.nda
 
 def sync(folder: Path) -> None:
     """Force the names in a folder to the disk, where the file system can."""
-    if os.name != "posix":
-        return  # a folder can be neither opened nor forced to the disk there
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,16 +147,13 @@ def temporary(final: Path) -> Iterator[Path]:
                 left.unlink()
             finally:
                 os.close(descriptor)
-    held = -1
-    while held < 0:
+    while True:
         path = final.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{final.name}")
         held = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        if lock(held, wait=True) and not path.exists():  # taken for a leftover before it was locked
-            os.close(held)
-            held = -1
+        if not lock(held, wait=True) or path.exists():
+            break
+        os.close(held)  # it was taken for a leftover before it was locked
     try:
-        if os.name != "posix":  # an open file can be neither renamed nor removed there
-            os.close(held)
         yield path
     except OSError as error:
         if error.filename is None:  # a full disk, as writing to an open file tells it
@@ -167,8 +161,7 @@ def temporary(final: Path) -> Iterator[Path]:
         raise
     finally:
         path.unlink(missing_ok=True)
-        if os.name == "posix":
-            os.close(held)
+        os.close(held)
 
 
 @contextlib.contextmanager
@@ -191,12 +184,11 @@ def outliving(what: str, about: str | None = None) -> Iterator[None]:
 def hold(path: Path) -> int:
     """Open and lock a file or folder until the descriptor is closed or the process dies.
 
-    Without POSIX, only open it. An OSError, `BlockingIOError` if it is locked already, says that this cannot
-    be done.
+    An OSError, `BlockingIOError` if it is locked already, says that this cannot be done.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        if not lock(descriptor) and os.name == "posix":
+        if not lock(descriptor):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path))
     except BaseException:
         os.close(descriptor)
@@ -210,10 +202,6 @@ def lock(descriptor: int, wait: bool = False) -> bool:
     Raises:
         BlockingIOError: it is locked already, and `wait` is False.
     """
-    if os.name != "posix":
-        return False
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
@@ -226,9 +214,6 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder that exists against other writers, once none is at work; long waits are warned of."""
-    if os.name != "posix":
-        yield
-        return
     descriptor = os.open(folder.resolve(), os.O_RDONLY)
     until = time.monotonic() + PATIENCE_SECONDS
     try:

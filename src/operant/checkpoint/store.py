@@ -266,7 +266,11 @@ class Checkpoint:
         return _rebuild(self.path, entries, self._take(entries), like)
 
     def part(self, part: str, like: Tree, field: str | None = None) -> Tree:
-        """Take a part: see `load_part`."""
+        """Take what the saved dict holds under the name `part`, in the structure of `like`; raises as `load`.
+
+        With `field`, only that field of the named tuple that is there; files that hold only other leaves are
+        not read.
+        """
         one: Any = collections.namedtuple("one", [field]) if field else lambda tree: tree
         wanted, prefix = {part: one(like)}, next(_named({part: one(0)}))[0]
         entries = {
@@ -401,26 +405,9 @@ def load(path: str | Path, like: Tree = None) -> tuple[Tree, dict[str, Any]]:
     return saved.load(like), saved.header
 
 
-def load_part(path: str | Path, part: str, like: Tree, field: str | None = None) -> Tree:
-    """Read what the saved dict holds under the name `part` into the structure of `like` (see `load`).
-
-    With `field`, only that field of the named tuple that is there; files that hold only other leaves are not
-    read.
-    """
-    return Checkpoint(path).part(part, like, field)
-
-
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a path is a checkpoint's folder, whole or not."""
     return (_standing(Path(path)) / MANIFEST).exists()
-
-
-def read_header(path: str | Path) -> dict[str, Any]:
-    """Return the header of a checkpoint without reading its arrays.
-
-    Raises `CheckpointError` as `load` does.
-    """
-    return Checkpoint(path).header
 
 
 def _fit(path: Path, leaves: dict[str, Any], like: Iterable[tuple[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Mapping
@@ -22,9 +23,9 @@ from operant.envs.gymnasium import envpool, pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
 from operant.errors import SpecError, UsageError
-from operant.spec import import_object, read_json, refuse_code
+from operant.spec import followed, import_object, refuse_code
 
-Kind = Literal["gymnasium", "atari", "jax", "probe", "adapter"]
+Kind = Literal["gymnasium", "atari", "jax", "adapter"]
 _OPTIONS = ("max_episode_timesteps", "reward_shaping")
 _REMOTE = ("remote", "blocking", "host", "port")
 
@@ -38,19 +39,17 @@ class EnvId(NamedTuple):
     """The extra to install for it: ``pip install 'operant[extra]'``; None: none is needed."""
 
 
-def known(kind: Kind | None = None) -> list[EnvId]:
-    """Return every id that can be made here, of one kind or of all; ``gymnax:*`` and ``brax:*`` as such."""
+def known() -> list[EnvId]:
+    """Return every id that can be made here; ``gymnax:*`` and ``brax:*`` as such."""
     adapter.register_atari()
     rows: list[EnvId] = []
     for spec in gymnasium.registry.values():
         if isinstance(spec.entry_point, str):  # for ids of removed environments it is a function that raises
-            family: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
-            rows.append(EnvId(spec.id, family, adapter.extra(spec)))
-    if kind not in ("gymnasium", "atari"):
-        for name in ids.native_ids():
-            rows.append(EnvId(name, "probe" if name.startswith("jax:probe/") else "jax", None))
-        rows += [EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
-    return [row for row in rows if kind in (None, row.kind)]
+            kind: Kind = "atari" if spec.entry_point == adapter.ATARI else "gymnasium"
+            needs = adapter.needed(spec)
+            rows.append(EnvId(spec.id, kind, needs[1] if needs else None))
+    rows += [EnvId(name, "jax", None) for name in ids.native_ids()]
+    return [*rows, EnvId("gymnax:*", "adapter", None), EnvId("brax:*", "adapter", None)]
 
 
 def resolve(
@@ -106,43 +105,25 @@ def resolve(
 def _unfold(
     environment: Any, parameters: dict[str, Any], options: dict[str, Any], remote: dict[str, Any] | None
 ) -> Any:
-    """Follow dicts and JSON files to what they name, gathering arguments into `parameters` and `options`."""
-    files: list[str] = []
-    while True:
-        if isinstance(environment, str | Path) and str(environment).endswith(".json"):
-            if str(environment) in files:
-                raise SpecError(f"The environment file {str(environment)!r} names itself as its environment.")
-            files.append(str(environment))
-            environment = read_json(environment, "environment")
-        if not isinstance(environment, Mapping):
-            return environment
-        inner = dict(environment)
-        keys = [key for key in ("environment", "type") if key in inner]
-        if not keys:
-            received = ", ".join(map(str, inner)) or "nothing"
-            raise SpecError(
-                f"An environment given as a dict needs the key 'environment'. Received the keys: {received}."
-            )
-        environment = inner.pop(keys[0])
-        for key, value in inner.items():
-            if key in _REMOTE:
-                if value in (None, False):
-                    continue
-                if remote is None:
-                    raise SpecError(
-                        f"{key} is no part of one environment's specification here. Received: "
-                        f"{key}={value!r}. Give "
-                        f"remote, host and port beside it, to Environment.create or a Runner."
-                    )
-            into: dict[str, Any] = options if key in _OPTIONS else parameters
-            if key in _REMOTE and remote is not None:
-                into = remote
-            is_set = into.get(key) is not None and not (into is remote and into[key] is False)
-            if is_set and into[key] != value:
+    """Return what a specification names, gathering arguments into `parameters` and `options`."""
+    environment, given = followed(environment, "environment", ("environment", "type"))
+    for key, value in itertools.chain.from_iterable(inner.items() for inner in given):
+        into = options if key in _OPTIONS else parameters
+        unset: tuple[Any, ...] = (None,)
+        if key in _REMOTE:
+            unset = (None, False)
+            if value in unset:
+                continue
+            if remote is None:
                 raise SpecError(
-                    f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}."
+                    f"{key} is no part of one environment's specification here. Received: {key}={value!r}. "
+                    "Give remote, host and port beside it, to Environment.create or a Runner."
                 )
-            into[key] = value
+            into = remote
+        if into.get(key) not in unset and into[key] != value:
+            raise SpecError(f"environment argument {key!r} is given twice, as {value!r} and {into[key]!r}.")
+        into[key] = value
+    return environment
 
 
 def _named(name: str, parameters: dict[str, Any]) -> tuple[Any, str, str]:

@@ -22,9 +22,7 @@ from operant.envs.validation_errors import (
     brief,
     flag_error,
     mask_error,
-    other_dtypes,
     reward_error,
-    space_errors,
     terminal_error,
 )
 from operant.envs.vector.base import Flat
@@ -188,23 +186,18 @@ class _GymnasiumTrial:
 
     def _flat(self, raw: Any, call: str) -> Flat:
         """Read an observation as training does: what that takes is no fault, but may be worth a finding."""
-        faults = list(space_errors(self._env.observation_space, raw, f"observation of {call}"))
-        for fault in faults:
-            self._report.fault(fault, "Correct observation_space, or what is returned.")
         try:
             flat = {name: np.array(value)[None] for name, value in self._codec.encode(raw, False).items()}
-        except (SpaceError, KeyError, TypeError, IndexError, ValueError):
-            raise _StopTrialError from None
+        except SpaceError as error:
+            self._report.stop(f"The observation of {call}: {error}", adapter.MISFIT)
         with warnings.catch_warnings(record=True) as taken:
             warnings.simplefilter("always")
-            error = self._validator.error(
-                flat, call, (np.ones(1, bool),) * 2
-            )  # masks have a test of their own
-        if error is not None and not faults:
-            self._report.fault(f"The observation of {call}: {error[1]}")
+            fault = self._validator.error(flat, (np.ones(1, bool),) * 2)  # masks: see _check_masks
+        if fault is not None:
+            self._report.fault(f"The observation of {call}: {fault[1]}")
         for warning in taken:
             self._report.find(str(warning.message))
-        if (declared := other_dtypes(self._env.observation_space, raw)) is not None:
+        if (declared := _other_dtypes(self._env.observation_space, raw)) is not None:
             self._report.find(
                 f"The observation has another dtype than its space: {declared}. It is converted."
             )
@@ -380,6 +373,17 @@ def _reward(report: _Report, reward: Any) -> float:
     received = brief(reward) if must == "a number" else reward
     report.fault(f"The reward must be {must}. Received: {received}.", remedy)
     return 0.0
+
+
+def _other_dtypes(space: Any, value: Any) -> str | None:
+    """Return the first dtype in an observation that is another than its space's: ``float64, not float32``."""
+    if hasattr(space, "spaces"):
+        keys = space.spaces if isinstance(space.spaces, Mapping) else range(len(space.spaces))
+        each = (_other_dtypes(space.spaces[key], value[key]) for key in keys)
+        return next((found for found in each if found is not None), None)
+    dtype = getattr(value, "dtype", None)  # Python's own numbers have none
+    same = dtype is None or dtype == space.dtype or not space.shape
+    return None if same else f"{dtype}, not {space.dtype}"
 
 
 def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:

@@ -30,6 +30,7 @@ HERE = (
 )
 """How to run environments without worker processes, for messages."""
 _NATIVE = ("spaces", "reset", "step", "max_episode_timesteps")
+_OTHER_KINDS = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +102,10 @@ class EnvSpec:
     @property
     def is_native(self) -> bool:
         """Whether it is JAX-native."""
-        other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment
         if isinstance(self.target, type):
             has_protocol = all(hasattr(self.target, name) for name in ("spaces", "reset", "step"))
-            return has_protocol and not issubclass(self.target, other_kinds)
-        if isinstance(self.target, other_kinds) or pettingzoo.is_parallel(self.target):
-            return False
-        return isinstance(self.target, str) or self.is_object
+            return has_protocol and not issubclass(self.target, _OTHER_KINDS)
+        return isinstance(self.target, str) or is_native(self.target)
 
     @property
     def is_vector(self) -> bool:
@@ -178,11 +176,7 @@ class EnvSpec:
             data["id"] = self.target
         else:
             data["path"] = self.path or _path(self.target, self.name)
-        try:
-            same = ast.literal_eval(repr(data)) == data
-        except (ValueError, SyntaxError):
-            same = False
-        if not same:
+        if not _is_plain(data):
             bad = [name for name, value in self.arguments.items() if not _is_plain(value)]
             what = (
                 f"the argument {bad[0]!r} ({type(self.arguments[bad[0]]).__name__})"
@@ -275,8 +269,7 @@ def is_environment(value: Any) -> bool:
 
 def is_native(value: Any) -> bool:
     """Tell a JAX-native environment by its attributes' names: the module of the protocol loads JAX."""
-    other_kinds = gymnasium.Env | gymnasium.vector.VectorEnv | Environment | VectorEnv | type
-    return not isinstance(value, other_kinds) and all(hasattr(value, name) for name in _NATIVE)
+    return not isinstance(value, _OTHER_KINDS | type) and all(hasattr(value, name) for name in _NATIVE)
 
 
 def lacking(value: Any) -> str:

@@ -12,19 +12,18 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy import fmax, fmin, vdot
 
 from operant.errors import told
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.spaces.leaf import first
 from operant.spec.spaces.space import Flat
 
-Check: TypeAlias = Literal["first", "always", "never"]
-"""How often observations are validated."""
 NUMBERS = frozenset((float, int, np.float64, np.float32, np.int64))
 """The types of nearly all rewards, for a fast test before `reward_error`."""
 FLAGS = frozenset((bool, np.bool_))
@@ -38,79 +37,10 @@ CLOSE_SECONDS = 10.0
 """How long an environment in this process may take to close."""
 
 _LARGEST = float(np.finfo(np.float32).max)
-_KINDS = {"f": "a number", "i": "a whole number", "u": "a whole number", "b": "True or False"}
-_ACCEPTED = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 
 
 class _HangError(Exception):
     """Wakes the main thread."""
-
-
-def space_errors(space: Any, value: Any, name: str = "observation") -> Iterator[str]:
-    """Say why a value is not a member of a Gymnasium space. Floats may be outside their bounds."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            keys = ", ".join(map(repr, space.spaces))
-            received = ", ".join(map(repr, value)) if isinstance(value, Mapping) else type(value).__name__
-            yield f"The {name} must be a dict with {keys}. Received: {received}."
-            return
-        for key, branch in space.spaces.items():
-            yield from space_errors(branch, value[key], f"{name}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            yield f"The {name} must be a tuple of {len(space.spaces)}. Received: {brief(value)}."
-            return
-        for i, branch in enumerate(space.spaces):
-            yield from space_errors(branch, value[i], f"{name}[{i}]")
-    else:
-        yield from _array_errors(space, value, name)
-
-
-def other_dtypes(space: Any, value: Any) -> str | None:
-    """Return the first dtype in an observation that is another than its space's: ``float64, not float32``."""
-    if hasattr(space, "spaces"):
-        keys = space.spaces if isinstance(space.spaces, Mapping) else range(len(space.spaces))
-        each = (other_dtypes(space.spaces[key], value[key]) for key in keys)
-        return next((found for found in each if found is not None), None)
-    dtype = getattr(value, "dtype", None)  # Python's own numbers have none
-    same = dtype is None or dtype == space.dtype or not space.shape
-    return None if same else f"{dtype}, not {space.dtype}"
-
-
-def _array_errors(space: Any, value: Any, name: str) -> Iterator[str]:
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):
-        array = np.asarray(None)
-    kind = space.dtype.kind
-    binary = type(space).__name__ == "MultiBinary"
-    if array.dtype.kind not in _ACCEPTED[kind] + ("b" if binary else ""):
-        yield f"The {name} must be {_KINDS[kind]} ({space.dtype}). Received: {brief(value)}."
-        return
-    if array.shape != (space.shape or ()):
-        yield f"The {name} must have shape {space.shape}. Received: shape {array.shape}."
-        return
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        yield f"The {name} must be finite. Received: {first(array, ~np.isfinite(array))}."
-        return
-    if kind == "f":  # a little outside is taken
-        return
-    low, high = _bounds(space)
-    outside = (array < low) | (array > high)
-    if outside.any():
-        where = np.broadcast_to(low, array.shape)[outside][0], np.broadcast_to(high, array.shape)[outside][0]
-        yield f"The {name} must be between {where[0]} and {where[1]}. Received: {first(array, outside)}."
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    name = type(space).__name__
-    if hasattr(space, "low"):
-        return space.low, space.high
-    if hasattr(space, "nvec"):
-        return space.start, space.start + space.nvec - 1
-    return (0, 1) if name == "MultiBinary" else (space.start, space.start + space.n - 1)
 
 
 def mask_error(label: str, mask: np.ndarray) -> tuple[int, str] | None:
@@ -134,31 +64,21 @@ def _masks_error(spaces: Spaces, observation: Flat, over: np.ndarray | None) -> 
 
 
 class ObservationValidator:
-    """Validates the stored observations of `N` environments at every step.
+    """Validates the stored observations of `N` environments with these spaces at every step."""
 
-    Args:
-        spaces: of one environment.
-        check: whether `always`, only the `first` time that each call answers, or `never`.
-    """
-
-    def __init__(self, spaces: Spaces, check: Check = "always") -> None:
+    def __init__(self, spaces: Spaces) -> None:
         self._spaces = spaces
-        self._calls = {"first": {"reset", "step"}, "always": None, "never": set[str]()}[check]
         self._limits = {
             key: leaf.stored_limits
             for key, leaf in spaces.states.components.items()
             if leaf.storage.kind == "f" or (leaf.storage.kind in "iu" and not leaf.full_range)
         }
 
-    def error(
-        self, observation: Flat, call: str, ended: tuple[np.ndarray, ...] = ()
-    ) -> tuple[int, str] | None:
-        """Find the first fault in the observation `[N, ...]` of a `call`, `reset` or `step`: index and fault.
+    def error(self, observation: Flat, ended: tuple[np.ndarray, ...] = ()) -> tuple[int, str] | None:
+        """Find the first fault in an observation `[N, ...]`: index and fault.
 
         Where a flag in `ended` `[N]` is set, no action follows, and a mask may allow nothing.
         """
-        if self._calls is not None and call not in self._calls:
-            return None
         for key, (low, high) in self._limits.items():
             value = observation[key]
             # Neither NaN nor infinities stay as they are. On small arrays comparing takes twice as long.
@@ -172,10 +92,7 @@ class ObservationValidator:
                     np.broadcast_to(high, value.shape).copy(),
                 )
         over = np.logical_or(*ended) if ended else None
-        error = _masks_error(self._spaces, observation, over) if self._spaces.masks else None
-        if self._calls is not None and error is None:
-            self._calls.discard(call)
-        return error
+        return _masks_error(self._spaces, observation, over) if self._spaces.masks else None
 
     def _outside(self, key: str, array: np.ndarray) -> tuple[int, str] | None:
         """Find the first environment with a number in a component `[N, *shape]` that it may not have."""
@@ -188,7 +105,7 @@ class ObservationValidator:
         place = tuple(int(i) for i in np.argwhere(outside)[0])
         ends = (0, leaf.num_values - 1) if leaf.num_values is not None else (leaf.low, leaf.high)
         span = [f"{np.broadcast_to(end, leaf.shape)[place[1:]]:g}" for end in ends]
-        received = first(array[place[0]], outside[place[0]])
+        received = "{}{}".format(*first(array[place[0]], outside[place[0]]))
         if array.dtype.kind == "f" and leaf.tolerates(array):
             leaf.warn_outside(label, span[0], span[1], received)
             widest = np.finfo(array.dtype)
@@ -238,13 +155,8 @@ def finite_error(label: str, array: np.ndarray) -> tuple[int, str] | None:
     if not bad.any():
         return None
     i = int(np.argwhere(bad)[0][0])
-    return i, f"The {label} must be finite. Received: {first(array[i], bad[i])}."
-
-
-def first(array: np.ndarray, bad: np.ndarray) -> str:
-    """Show the first bad entry, and where it is."""
-    index = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{array[index]} at index {index}" if index else f"{array[index]}"
+    value, place = first(array[i], bad[i])
+    return i, f"The {label} must be finite. Received: {value}{place}."
 
 
 def brief(value: Any) -> str:

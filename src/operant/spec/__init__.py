@@ -23,16 +23,17 @@ from operant.spec.config import (
     options,
     traced,
 )
-from operant.spec.registry import Registry
-from operant.spec.schedule import SCHEDULE_FORMS, Schedule
-from operant.spec.sources import (
+from operant.spec.registry import (
     MODEL_FILES,
+    Registry,
     data_only,
+    followed,
     import_object,
     read_json,
     refuse_code,
     refuse_places,
 )
+from operant.spec.schedule import SCHEDULE_FORMS, Schedule
 from operant.spec.values import from_json, plain
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "data_only",
     "default",
     "effective",
+    "followed",
     "from_json",
     "import_object",
     "option",

@@ -104,8 +104,9 @@ def _are_made(envs: Any) -> bool:
 
 def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
     from operant.envs import catalog
-    from operant.envs.gymnasium import infos, preprocessing
+    from operant.envs.gymnasium import preprocessing
     from operant.envs.vector import create
+    from operant.envs.vector.base import info_refusal
 
     arguments, run_images = plain(run.env_kwargs or {}), images(run)
     if arguments and envs is not None and not isinstance(envs, type):
@@ -121,7 +122,7 @@ def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
         for name in run_images:
             raise SpecError(f"{name}: for environments of Gymnasium, not JAX-native ones as {run.env!r} is.")
         if run.info_keywords:
-            raise infos.refusal(run.info_keywords, run.env)
+            raise info_refusal(run.info_keywords, run.env)
         from operant.envs.native.native_env import TimeLimit
         from operant.envs.native.validate import accepted
 

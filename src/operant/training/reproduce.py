@@ -153,7 +153,7 @@ def _record(directory: Path, max_steps: int | None) -> RunRecord:
     newest = checkpoint.latest(directory / "checkpoints")
     if newest is None:
         raise SpecError(f"{shown(directory)!r} cannot be reproduced: it has no checkpoint to compare with.")
-    training = checkpoint.read_header(newest)["training"]
+    training = checkpoint.Checkpoint(newest).header["training"]
     origin, parts = Origin(**training["origin"]), data.get("resumed", [])
     within = [part for part in parts if max_steps is None or part["step"] + origin.step < max_steps]
     data = {**data, "resumed": within}
@@ -262,7 +262,7 @@ def _blocks(record: RunRecord, session: ExperimentSetup, max_steps: int | None) 
     from operant import checkpoint
 
     like = session.driver.train.counters
-    rows = int(checkpoint.load_part(record.checkpoint, "train", like, "counters").rows)
+    rows = int(checkpoint.Checkpoint(record.checkpoint).part("train", like, "counters").rows)
     blocks = rows // session.learner.rows
     if max_steps is not None:
         steps = max_steps - record.origin.step

@@ -154,7 +154,7 @@ def _locked(folder: Path, refusal: str) -> Iterator[None]:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
             stack.callback(os.close, descriptor)
             try:
-                if not durable.lock(descriptor) and os.name == "posix":
+                if not durable.lock(descriptor):
                     warnings.warn(
                         f"{shown(folder)!r} is on a file system without locks: see to it that no other "
                         "process writes there.",

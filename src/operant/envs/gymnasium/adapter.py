@@ -25,7 +25,6 @@ from operant.envs.validation_errors import (
     close,
     flag_error,
     reward_error,
-    space_errors,
 )
 from operant.errors import EnvError, OperantError, SpaceError, SpecError, suggest, told
 from operant.spec import refuse_code
@@ -34,8 +33,6 @@ from operant.spec.spaces.space import Flat
 
 MISFIT = "Correct the environment's observation_space or what it returns."
 """The remedy, in messages, if an observation is not a member of its space."""
-UNREADABLE = (SpaceError, KeyError, TypeError, IndexError, ValueError)
-"""What is raised by reading an observation whose structure or shape is not that of its space."""
 ATARI = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
 _EXTRAS = {  # prefix of an id's entry point: the package that it needs, and the extra that installs it
@@ -91,12 +88,6 @@ def find(name: str) -> EnvSpec | None:
     )
 
 
-def extra(spec: EnvSpec) -> str | None:
-    """Return the extra of operant that installs what an environment needs, or None."""
-    entry = needed(spec)
-    return entry[1] if entry else None
-
-
 def needed(spec: EnvSpec) -> tuple[str, str] | None:
     """Return the package that an environment needs, and the extra of operant that installs it, or None."""
     entry = spec.entry_point
@@ -109,7 +100,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
 
     Among its arguments, ``visualize=True`` stands for ``render_mode='human'``.
     """
-    arguments = _arguments(spec, arguments, spec.entry_point)
+    arguments = _arguments(spec, arguments)
     modes = (getattr(_creator(spec, spec.entry_point), "metadata", None) or {}).get("render_modes")
     if modes and arguments.get("render_mode", modes[0]) not in {*modes, "human"}:
         raise SpecError(
@@ -121,7 +112,7 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     )
     try:
         env = _call(spec, gymnasium.make, bare, **arguments)
-    except SpecError as error:  # an entry point passed its **kwargs on to what does not take them
+    except SpecError as error:
         for name in arguments:
             if f"unexpected keyword argument {name!r}" in str(error):
                 raise _untaken(spec, name, _parameters(_creator(spec, spec.entry_point))) from error
@@ -155,7 +146,7 @@ def make_vector(
     for name in arguments:
         if name != "visualize" and not _takes(creator, name):
             return f"the vectorised form of {spec.id} takes no argument {name!r}"
-    arguments = {**spec.kwargs, **_arguments(spec, arguments, creator)}
+    arguments = {**spec.kwargs, **_arguments(spec, arguments)}
     if limit is not None or spec.max_episode_steps is not None:
         limit = spec.max_episode_steps if limit is None else limit
         arguments["max_episode_steps"] = limit
@@ -198,22 +189,12 @@ def _takes(creator: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _arguments(spec: EnvSpec, requested: Mapping[str, Any], entry: Any) -> dict[str, Any]:
-    """Return the arguments for an entry point; an unknown one is an error that names the closest match."""
+def _arguments(spec: EnvSpec, requested: Mapping[str, Any]) -> dict[str, Any]:
     arguments = dict(requested)
     if arguments.pop("visualize", False):
         arguments["render_mode"] = "human"
-    creator = _creator(spec, entry)
-    try:
-        parameters = inspect.signature(creator).parameters
-    except (TypeError, ValueError):
-        return arguments
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return arguments
-    names = [name for name in parameters if name not in ("self", "num_envs")]
-    for name in arguments:
-        if name == "max_episode_steps" or name not in names:
-            raise _untaken(spec, name, names)
+    if "max_episode_steps" in arguments:  # of `gymnasium.make`
+        raise _untaken(spec, "max_episode_steps", ())
     return arguments
 
 
@@ -224,11 +205,11 @@ def _untaken(spec: EnvSpec, name: str, names: Iterable[str]) -> SpecError:
     return SpecError(f"The environment {spec.id!r} takes no argument {name!r}.{remedy}")
 
 
-def _parameters(creator: Any) -> set[str]:
+def _parameters(creator: Any) -> dict[str, None]:
     """Return the parameter names of a function, or of a class and its bases, to which it may pass them on."""
     makers = creator.__mro__[:-1] if isinstance(creator, type) else [creator]
     parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _call(spec: EnvSpec, work: Callable[..., Any], *of: Any, **arguments: Any) -> Any:
@@ -268,21 +249,16 @@ class GymnasiumSubEnv:
         self.env = env
         self.limit = limit
         self.info: Mapping[str, Any] = {}
-        self.spaces, self._codec = spaces_of(env)
-        self.codec: Codec | None = self._codec
-        self._encode = self._codec.observation.encode
+        self.spaces, self.codec = spaces_of(env)
+        self._encode = self.codec.observation.encode
         self._step = env.step
         self._composite = isinstance(env.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
-
-    def native_action(self, action: Flat) -> Any:
-        """Return what one environment takes."""
-        return self._codec.decode(action, False)
 
     def native_actions(self, actions: Mapping[str, np.ndarray], n: int) -> Sequence[Any]:
         """Return what `N` environments take."""
         if self._composite:
-            return [self._codec.decode_one(actions, i) for i in range(n)]
-        return self._codec.decode(actions, True)
+            return [self.codec.decode_one(actions, i) for i in range(n)]
+        return self.codec.decode(actions, True)
 
     def reset(self, seed: int | None) -> Flat:
         """Begin an episode; EnvError: no `seed` is taken, or `(observation, info)` does not fit."""
@@ -312,8 +288,8 @@ class GymnasiumSubEnv:
     def _read(self, observation: Any) -> Flat:
         try:
             return self._encode(observation, False)
-        except UNREADABLE as error:
-            raise EnvError(misfit(self.env.observation_space, observation, error)) from error
+        except SpaceError as error:
+            raise EnvError(f"{error} {MISFIT}") from error
 
     def close(self) -> None:
         """Close the environment."""
@@ -356,7 +332,7 @@ class GymnasiumEnv(SpacesEnv):
     def execute_flat(self, actions: Flat) -> tuple[Flat, int, float]:
         """As `execute`, with stored components, masks included: for processes, which pass them on."""
         try:
-            flat, reward, terminated, truncated = self._flat.step(self._flat.native_action(actions))
+            flat, reward, terminated, truncated = self._flat.step(self.codec.decode(actions, False))
         except EnvError as error:
             raise self._named("step", error) from error.__cause__
         return flat, 1 if terminated else 2 if truncated else 0, reward
@@ -371,11 +347,6 @@ class GymnasiumEnv(SpacesEnv):
     def close(self) -> None:
         """Close the environment."""
         self.gymnasium.close()
-
-
-def misfit(space: gymnasium.Space[Any], observation: Any, error: Exception) -> str:
-    """Say why an observation could not be read, and what to do; `error` is what reading it raised."""
-    return f"{next(space_errors(space, observation), str(error))} {MISFIT}"
 
 
 def reset_error(answer: Any) -> str | None:

@@ -24,7 +24,6 @@ from operant.envs.gymnasium.preprocessing import (
     resuming,
 )
 from operant.envs.validated_env import smaller_limit
-from operant.envs.validation_errors import Check
 from operant.envs.vector.batched import GymnasiumVector
 from operant.errors import value_error
 from operant.spec.run import IMAGES
@@ -86,7 +85,6 @@ def own_vector(
     source: EnvSpec,
     settings: PreprocessingOptions,
     num_envs: int,
-    check: Check = "always",
     info_keywords: Sequence[str] = (),
 ) -> GymnasiumVector | str:
     """Run Atari games in ALE's vector, or say why that is not possible; SpecError: a wrong argument."""
@@ -118,7 +116,7 @@ def own_vector(
         episodic_life=False,
     )
     frames = _FramesLast(vector, settings)
-    return AtariVector(frames, source.name, limit, check, settings, arguments, info_keywords)
+    return AtariVector(frames, source.name, limit, settings, arguments, info_keywords)
 
 
 class _FramesLast(gymnasium.vector.VectorWrapper):
@@ -160,12 +158,11 @@ class AtariVector(GymnasiumVector):
         vector: _FramesLast,
         name: str,
         limit: int | None,
-        check: Check,
         settings: PreprocessingOptions,
         arguments: Mapping[str, Any],
         info_keywords: Sequence[str] = (),
     ) -> None:
-        super().__init__(vector, name, limit, check, frames=settings.frame_stack, info_keywords=info_keywords)
+        super().__init__(vector, name, limit, frames=settings.frame_stack, info_keywords=info_keywords)
         self.resume = vector.resume
         sticky = arguments["repeat_action_probability"]
         self.why = f"ALE's own: every {settings.frame_skip}th frame, " + (

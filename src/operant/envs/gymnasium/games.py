@@ -17,44 +17,19 @@ from operant.envs.vector.base import EpisodeScore, Flat, VectorEnv, VectorStep
 from operant.spec.spaces import Codec
 
 
-class _Lives:
-    """Counts the lives of a vector's games; after one was lost, FIRE is pressed if the game has it."""
+class _LivesVector(VectorEnv):
+    """A vector whose lives are counted, if they are to be; after a lost one FIRE is pressed, if there is."""
 
-    def __init__(self, vector: VectorEnv, counted: bool) -> None:
-        self.lost = self._over = np.zeros(vector.num_envs, np.bool_)
-        self._count, self.resume = _counting(vector) if counted else _uncounted(vector.num_envs)
-        self._left = np.zeros(vector.num_envs, np.int32)
-
-    def begin(self) -> None:
-        self._left = self._count()
-        self.lost = self._over = np.zeros(len(self._left), np.bool_)
-
-    def played(self, actions: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the actions of a row; where the last row cost a life, the one that continues the game."""
-        if not self.lost.any():
-            return actions
-        return {name: self._resumed(x) for name, x in actions.items()}
-
-    def _resumed(self, actions: np.ndarray) -> np.ndarray:
-        lost = self.lost.reshape(-1, *[1] * (actions.ndim - 1))
-        return np.where(lost, np.asarray(self.resume, actions.dtype), actions)
-
-    def look(self, step: VectorStep) -> np.ndarray:
-        """Return where a row cost a life and the game goes on, bool `[N]`."""
-        left, over = self._count(), step.terminated | step.truncated
-        self.lost = (left < self._left) & (left > 0) & ~over & ~self._over
-        self._left, self._over = left, over
-        return self.lost
-
-
-class _Wrapper(VectorEnv):
     def __init__(self, vector: VectorEnv, counted: bool) -> None:
         self._vector = vector
         self.num_envs, self.spaces, self.name = vector.num_envs, vector.spaces, vector.name
         self.mode, self.why = vector.mode, vector.why
         self.preprocessed, self.has_lives = vector.preprocessed, vector.has_lives
         self.max_episode_timesteps = vector.max_episode_timesteps
-        self._lives = _Lives(vector, counted)
+        self._count, self._resume = _counting(vector) if counted else _uncounted(vector.num_envs)
+        self._life_lost = self._over = np.zeros(vector.num_envs, np.bool_)
+        """Where the last row cost a life and the game goes on; where it ended the game."""
+        self._left = np.zeros(vector.num_envs, np.int32)
 
     @property
     def deadline(self) -> float:
@@ -71,21 +46,31 @@ class _Wrapper(VectorEnv):
 
     def reset(self, seed: int | None = None) -> Flat:
         observation = self._vector.reset(seed)
-        self._lives.begin()
+        self._left = self._count()
+        self._life_lost = self._over = np.zeros(self.num_envs, np.bool_)
         self.game = None
         return observation
 
-    def _stepped(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
+    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere, except where the last row ended a game or a life."""
-        step = self._vector.step(self._lives.played(actions))
+        if self._life_lost.any():
+            actions = {name: self._resumed(x) for name, x in actions.items()}
+        step = self._vector.step(actions)
         self.restarts, self.infos, self.lost = self._vector.restarts, self._vector.infos, self._vector.lost
+        left, over = self._count(), step.terminated | step.truncated
+        self._life_lost = (left < self._left) & (left > 0) & ~over & ~self._over
+        self._left, self._over = left, over
         return step
+
+    def _resumed(self, actions: np.ndarray) -> np.ndarray:
+        lost = self._life_lost.reshape(-1, *[1] * (actions.ndim - 1))
+        return np.where(lost, np.asarray(self._resume, actions.dtype), actions)
 
     def close(self) -> None:
         self._vector.close()
 
 
-class Games(_Wrapper):
+class Games(_LivesVector):
     """Games as training sees them, while `game` tells what reports count: whole games and their true scores.
 
     A lost life ends an episode (`terminated`), and the game goes on with the next episode. In the row in
@@ -108,15 +93,14 @@ class Games(_Wrapper):
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
         """Take one action everywhere, except where the last row ended a game or a life."""
-        between = self._lives.lost
-        step = self._stepped(actions)
-        lost = self._lives.look(step)
+        between = self._life_lost
+        step = super().step(actions)
         reward = np.where(between, np.float32(0), np.sign(step.reward) if self._clip else step.reward)
         self.game = EpisodeScore(step.reward, step.terminated | step.truncated)
-        return VectorStep(step.observation, reward, step.terminated | lost, step.truncated)
+        return VectorStep(step.observation, reward, step.terminated | self._life_lost, step.truncated)
 
 
-class WholeGames(_Wrapper):
+class WholeGames(_LivesVector):
     """Whole games with unclipped rewards, but with FIRE after a lost life if the game has it, as in `Games`.
 
     A policy that learnt with an episode for each life has not learnt to press FIRE, and would stand still
@@ -127,12 +111,6 @@ class WholeGames(_Wrapper):
         super().__init__(vector, counted=True)
         self.envs = getattr(vector, "envs", [])
         """The single games, for showing them."""
-
-    def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
-        """Take one action everywhere, except where the last row ended a game or a life."""
-        step = self._stepped(actions)
-        self._lives.look(step)
-        return step
 
 
 def whole_games(vector: VectorEnv) -> VectorEnv:

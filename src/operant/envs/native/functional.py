@@ -35,6 +35,10 @@ class Adapter:
     codec: Codec
     max_episode_timesteps: int | None
 
+    def __post_init__(self) -> None:
+        limit = whole("max_episode_timesteps", self.max_episode_timesteps, optional=True)
+        object.__setattr__(self, "max_episode_timesteps", limit)
+
 
 class FunctionalEnv(Adapter):
     """A `gymnasium.experimental.functional.FuncEnv`."""
@@ -130,9 +134,7 @@ def from_functional(
         raise value_error("env", "a gymnasium.experimental.functional.FuncEnv", env)
     spaces, codec = from_gymnasium(env.observation_space, env.action_space)
     params = env.default_params if params is None else params
-    return FunctionalEnv(
-        env, params, spaces, codec, whole("max_episode_timesteps", max_episode_timesteps, optional=True)
-    )
+    return FunctionalEnv(env, params, spaces, codec, max_episode_timesteps)
 
 
 def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | None = None) -> GymnaxEnv:
@@ -165,7 +167,7 @@ def from_gymnax(env: Any, *, params: Any = None, max_episode_timesteps: int | No
     limit = max_episode_timesteps
     if limit is None:
         limit = min((int(getattr(params, name)) for name in _limits(params)), default=None)
-    return GymnaxEnv(env, params, spaces, codec, whole("max_episode_timesteps", limit, optional=True))
+    return GymnaxEnv(env, params, spaces, codec, limit)
 
 
 def _limits(params: Any) -> list[str]:
@@ -227,9 +229,7 @@ def from_brax(env: Any, *, backend: str | None = None, max_episode_timesteps: in
     from gymnasium.spaces import Box
 
     spaces, codec = from_gymnasium(_boxes(observation), Box(-1.0, 1.0, (env.action_size,), np.float32))
-    return BraxEnv(
-        env, None, spaces, codec, whole("max_episode_timesteps", max_episode_timesteps, optional=True)
-    )
+    return BraxEnv(env, None, spaces, codec, max_episode_timesteps)
 
 
 def _import(module: str) -> Any:

@@ -42,19 +42,15 @@ def _maker(name: str) -> Callable[..., Any]:
         return functools.partial(
             functional.from_gymnax if prefix == "gymnax" else functional.from_brax, label
         )
-    entries = _entries()
-    if label not in entries:
-        raise SpecError(f"Unknown environment {name!r}.{suggest(name, native_ids())}")
-    return entries[label]
-
-
-def _entries() -> dict[str, Callable[..., Any]]:
     from operant.envs.native.classic import NATIVE
-    from operant.envs.native.probe import PROBES
 
-    return {**NATIVE, **PROBES}
+    if label not in NATIVE:
+        raise SpecError(f"Unknown environment {name!r}.{suggest(name, native_ids())}")
+    return NATIVE[label]
 
 
 def native_ids() -> list[str]:
     """Return the ids of operant's own environments."""
-    return [f"jax:{name}" for name in _entries()]
+    from operant.envs.native.classic import NATIVE
+
+    return [f"jax:{name}" for name in NATIVE]

@@ -64,7 +64,7 @@ class NativeVector(VectorEnv):
         self._actors = _start(self.env, self._key, self.num_envs)
         self._is_reset = True
         observation: Flat = jax.device_get(self._actors.observation)
-        self._raise_first(self._validator.error(observation, "reset"))
+        self._raise_first(self._validator.error(observation))
         return observation
 
     def step(self, actions: Mapping[str, np.ndarray]) -> VectorStep:
@@ -76,7 +76,7 @@ class NativeVector(VectorEnv):
         step = VectorStep(*jax.device_get(row))
         self._raise_first(
             finite_error("reward", step.reward)
-            or self._validator.error(step.observation, "step", (step.terminated, step.truncated))
+            or self._validator.error(step.observation, (step.terminated, step.truncated))
         )
         return step
 

@@ -6,6 +6,7 @@ JAX would complain about the loop that it is compiled into, and name nothing of 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,83 +27,68 @@ _STEP = "(state, TimeStep(observation, reward, terminated))"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Around:
-    """A wrapper that behaves like its environment, except for what a subclass changes."""
+class AcceptedEnv:
+    """An environment as drivers need it, which its user may have written more loosely.
+
+    One that cannot be hashed (it holds arrays) equals itself alone: compiled programs belong to the object.
+    """
 
     env: NativeEnv
+    from_zero: bool = False
+    """Whether its integers count from their `min_value`, as it declares; algorithms count from 0."""
+    dtypes: tuple[Any, ...] | None = None
+    """The types of the leaves of its state. Its Python numbers, and numbers of narrower types than declared,
+    get these and those of its spaces; None: they have them."""
+
+    @functools.cached_property
+    def _key(self) -> Any:
+        return self.env if _hashable(self.env) else id(self.env), self.from_zero, self.dtypes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AcceptedEnv) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     @property
     def spaces(self) -> Spaces:
+        """Those of the environment."""
         return self.env.spaces
 
     @property
     def max_episode_timesteps(self) -> int | None:
+        """That of the environment."""
         return self.env.max_episode_timesteps
 
     def reset(self, key: Key) -> tuple[Tree, Arrays]:
+        """Begin an episode."""
         state, observation = self.env.reset(key)
         return self._state(state), self._observation(observation)
 
     def step(self, state: Tree, action: Arrays, key: Key) -> tuple[Tree, TimeStep]:
-        following, stepped = self.env.step(state, self._action(action), key)
+        """Take one action."""
+        leaves = self.spaces.actions.components
+        for name in action if self.from_zero else ():
+            if leaves[name].has_offset:
+                offset = jnp.asarray(leaves[name].offset, jnp.int32)
+                action = {**action, name: jnp.asarray(action[name], jnp.int32) + offset}
+        following, stepped = self.env.step(state, action, key)
         observation = self._observation(stepped.observation)
         return self._state(following), TimeStep(observation, stepped.reward, stepped.terminated)
 
-    def _action(self, action: Arrays) -> Arrays:
-        return action
-
     def _state(self, state: Tree) -> Tree:
-        return state
-
-    def _observation(self, observation: Arrays) -> Arrays:
-        return observation
-
-
-@dataclasses.dataclass(frozen=True)
-class DtypeCast(_Around):
-    """An environment whose Python numbers, and numbers of narrower types than declared, get a fixed type."""
-
-    dtypes: tuple[Any, ...]
-    """Of the leaves of its state."""
-
-    def _state(self, state: Tree) -> Tree:
+        if self.dtypes is None:
+            return state
         leaves, structure = jax.tree.flatten(state)
         return jax.tree.unflatten(structure, [_as(x, d) for x, d in zip(leaves, self.dtypes, strict=True)])
 
-    def _observation(self, observation: Arrays) -> Arrays:
-        leaves = self.spaces.observation_components
-        return {name: _as(observation[name], leaf.storage) for name, leaf in leaves.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class DeclaredSpaces(_Around):
-    """An environment whose integers count from their `min_value`, as it declares; algorithms count from 0."""
-
-    def _action(self, action: Arrays) -> Arrays:
-        leaves = self.spaces.actions.components
-        return {
-            name: jnp.asarray(x, jnp.int32) + jnp.asarray(leaves[name].offset, jnp.int32)
-            if leaves[name].has_offset
-            else x
-            for name, x in action.items()
-        }
-
     def _observation(self, observation: Any) -> Any:
         leaves = self.spaces.observation_components
-        if not isinstance(observation, Mapping):
-            return observation  # left to the check of observations, which says what is wrong
-        return {name: _from_zero(x, leaves[name]) if name in leaves else x for name, x in observation.items()}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ByIdentity(_Around):
-    """An environment that cannot be hashed (it holds arrays): compiled programs belong to the object."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.env is self.env
-
-    def __hash__(self) -> int:
-        return id(self.env)
+        if self.from_zero and isinstance(observation, Mapping):  # else the check says what is wrong
+            observation = {k: _from_zero(x, leaves[k]) if k in leaves else x for k, x in observation.items()}
+        if self.dtypes is not None:
+            observation = {name: _as(observation[name], leaf.storage) for name, leaf in leaves.items()}
+        return observation
 
 
 class _Form(NamedTuple):
@@ -125,7 +111,7 @@ def accepted(env: Any, name: str) -> Any:
         SpecError: its spaces or its time limit are not declared as they must be.
         EnvError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
     """
-    if ids.is_native(name) or isinstance(env, _Around):
+    if ids.is_native(name) or isinstance(env, AcceptedEnv):
         return env
     spaces = env.spaces
     if not isinstance(spaces, Spaces):
@@ -136,10 +122,8 @@ def accepted(env: Any, name: str) -> Any:
     whole("max_episode_timesteps", env.max_episode_timesteps, optional=True)
     leaves = [*spaces.observation_components.values(), *spaces.actions.components.values()]
     counts_on = any(leaf.has_offset for leaf in leaves) and not _converts(env)
-    if not _hashable(env):
-        env = ByIdentity(env)
-    if counts_on:
-        env = DeclaredSpaces(env)
+    if counts_on or not _hashable(env):
+        env = AcceptedEnv(env, counts_on)
     key = jax.random.key(0)
     first_call = _traced(env, name, "reset", lambda answer: _reset_answer(answer, name, spaces), key)
     actions = spaces.actions.components.items()
@@ -160,7 +144,9 @@ def accepted(env: Any, name: str) -> Any:
     needs_cast = any(
         first.weak_type or not dtype == first.dtype == after.dtype for dtype, first, after in forms
     )
-    return DtypeCast(env, dtypes) if needs_cast or first_call.cast or stepped.cast else env
+    if not (needs_cast or first_call.cast or stepped.cast):
+        return env
+    return AcceptedEnv(env.env if isinstance(env, AcceptedEnv) else env, counts_on, dtypes)
 
 
 def _warn_of_unused(env: Any, name: str, state: Tree, action: Mapping[str, Any], key: Key) -> None:

@@ -6,11 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from operant.envs.catalog import resolve
-from operant.envs.connection import LocalConnection, VectorizedConnection, close_all
 from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.environment import Environment
+from operant.envs.remote.connection import (
+    Connection,
+    ConnectionLimits,
+    LocalConnection,
+    RestartingConnection,
+    VectorizedConnection,
+    close_all,
+)
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Connection, ConnectionLimits, RestartingConnection
+from operant.envs.vector.base import refuse_different
 from operant.errors import UsageError, suggest, value_error, whole
 from operant.spec import build
 
@@ -193,7 +200,8 @@ def _met(making: Iterable[Connection]) -> list[Connection]:
         for connection in connections:
             if isinstance(connection, RestartingConnection):
                 connection.meet()
-        _check_alike(connections)
+        names = [f"Environment {i} ({each.name!r})" for i, each in enumerate(connections)]
+        refuse_different([each.spaces for each in connections], names)
     except BaseException:
         close_all(connections)
         raise
@@ -212,7 +220,7 @@ def credentials(
         certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system
             trusts. The connection uses TLS if this is given.
     """
-    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.channel import read_token
     from operant.envs.remote.client import tls_context
 
     return read_token(token, token_file), tls_context(certificate)
@@ -263,14 +271,3 @@ def _each(environment: Any, environments: Any) -> list[Any]:
     if not specifications:
         raise value_error("environments", "a list of at least one environment", environments)
     return specifications
-
-
-def _check_alike(connections: Sequence[Connection]) -> None:
-    first = connections[0]
-    for i, connection in enumerate(connections):
-        if connection.spaces != first.spaces:
-            raise UsageError(
-                "All environments must have the same states and actions. Environment "
-                f"{i} ({connection.name!r}) has {connection.spaces.to_spec()}, environment 0 "
-                f"({first.name!r}) has {first.spaces.to_spec()}."
-            )

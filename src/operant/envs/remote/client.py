@@ -7,24 +7,17 @@ import socket
 import ssl
 import time
 
-from operant.envs.connection import Answer
 from operant.envs.remote import wire
-from operant.envs.remote.auth import RefusedError, check_reach, greet
-from operant.envs.remote.channel import Channel
-from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
-from operant.envs.remote.service import lost_by
-from operant.envs.remote.wire import Schema, WireError
+from operant.envs.remote.channel import Channel, check_reach, greet
+from operant.envs.remote.connection import Answer, ConnectionLimits, EnvDescription, RestartingConnection
+from operant.envs.remote.wire import Schema, WireError, lost_by
 from operant.envs.vector.base import Flat
-from operant.envs.workers.restarts import LostError
+from operant.envs.workers.process import LostError
 from operant.errors import SpecError
 
 _TRY_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LEAVE_SECONDS = 1.0
-
-
-class _BusyError(Exception):
-    """The server has no environment for us now: all are taken, or one cannot be made."""
 
 
 def reach(
@@ -40,9 +33,11 @@ def reach(
     while (left := until - time.monotonic()) > 0:
         try:
             return _greeted(host, port, token, context, min(left, _TRY_SECONDS))
-        except RefusedError as error:
-            raise LostError(str(error), final=True) from None
-        except (OSError, LostError, WireError, _BusyError) as error:
+        except LostError as error:
+            if error.final:
+                raise
+            reason = str(error)
+        except OSError as error:
             reason = str(error)
         except UnicodeError as error:  # no name of a host
             raise LostError(f"could not be reached: {error}", final=True) from None
@@ -62,7 +57,7 @@ def _greeted(
         channel.send(wire.DESCRIBE, seconds=seconds)
         kind, content = channel.receive(seconds)
         if kind == wire.FAULT:
-            raise _BusyError(wire.unpack_fault(content)[1])
+            raise LostError(wire.unpack_fault(content)[1])  # it has no environment for us now
         if kind != wire.DESCRIPTION:
             raise WireError(f"a frame of kind {kind} instead of a description")
         return channel, wire.unpack_description(content)
@@ -121,22 +116,16 @@ class SocketConnection(RestartingConnection):
 
     def _arrived(self, seconds: float) -> bool:
         assert self._channel is not None
-        try:
-            return self._channel.poll(seconds)
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        return self._channel.poll(seconds)
 
     def _read(self) -> tuple[Answer, float | None] | None:
         assert self._channel is not None
-        try:
-            kind, content = self._channel.receive(0.0)
-            if kind == wire.FAULT:
-                raise lost_by(content)
-            if kind != wire.ANSWER:
-                raise WireError(f"a frame of kind {kind} instead of an answer")
-            answer, episode_return = self._schema.unpack_answer(content, self._acted)
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        kind, content = self._channel.receive(0.0)
+        if kind == wire.FAULT:
+            raise lost_by(content)
+        if kind != wire.ANSWER:
+            raise WireError(f"a frame of kind {kind} instead of an answer")
+        answer, episode_return = self._schema.unpack_answer(content, self._acted)
         if answer.lost:
             self.restarts += 1
             answer = answer._replace(lost=f"{self.where} {answer.lost}")
@@ -144,7 +133,7 @@ class SocketConnection(RestartingConnection):
 
     def _finish(self) -> None:
         if self._channel is not None:
-            with contextlib.suppress(LostError, WireError):
+            with contextlib.suppress(LostError):
                 until = time.monotonic() + _LEAVE_SECONDS
                 self._channel.send(wire.CLOSE, seconds=_LEAVE_SECONDS)
                 while (left := until - time.monotonic()) > 0 and self._channel.receive(left)[

@@ -15,15 +15,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from operant.envs.connection import Answer, LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.restarting import ConnectionLimits, EnvDescription, RestartingConnection
-from operant.envs.remote.service import Service, describe, fault, lost_by
-from operant.envs.remote.wire import Schema, WireError
+from operant.envs.remote.connection import (
+    Answer,
+    ConnectionLimits,
+    EnvDescription,
+    LocalConnection,
+    RestartingConnection,
+)
+from operant.envs.remote.wire import Schema, Service, fault, lost_by
 from operant.envs.vector.base import Flat
-from operant.envs.workers.process import SECRET, error_named
-from operant.envs.workers.restarts import LostError
+from operant.envs.workers.process import SECRET, LostError, error_named
 from operant.errors import SpecError, UsageError, value_error
 from operant.spec.run import ClusterConfig
 
@@ -44,7 +47,7 @@ class RayEnvActor:
         try:
             self._environment = LocalConnection(EnvSpec.from_literal(literal).create())
             self._service = Service(self._environment)
-            return wire.DESCRIPTION, describe(self._environment)
+            return wire.DESCRIPTION, wire.pack_description(self._environment)
         except Exception as error:
             return wire.FAULT, fault(error)
 
@@ -126,20 +129,14 @@ class RayConnection(RestartingConnection):
 
     def _arrived(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        try:
-            if not self._is_made(seconds):
-                return False
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        if not self._is_made(seconds):
+            return False
         self._arrival = self._wait(self._reply, max(0.0, until - time.monotonic()))
         return self._arrival is not None
 
     def _read(self) -> tuple[Answer, float | None] | None:
         assert self._arrival is not None
-        try:
-            return self._schema.unpack_answer(_content(self._arrival), self._acted)
-        except WireError as error:
-            raise LostError(f"sent {error}") from None
+        return self._schema.unpack_answer(_content(self._arrival), self._acted)
 
     def _is_made(self, seconds: float) -> bool:
         if self._description_reply is not None:

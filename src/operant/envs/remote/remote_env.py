@@ -1,19 +1,19 @@
-"""A remote environment that is used like any other: `Environment.create(remote=...)`."""
+"""What `Environment.create` does: it makes every kind of environment, here or elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import threading
 from typing import Any
 
-from operant.envs.connection import Answer
-from operant.envs.env_spec import EnvSpec
-from operant.envs.environment import SpacesEnv
-from operant.envs.remote import read_ports
-from operant.envs.remote.restarting import Connection
-from operant.envs.remote.serve import greeting
+from operant.envs import environment as environment_module
+from operant.envs.catalog import resolve
+from operant.envs.environment import Shaping, SpacesEnv
+from operant.envs.remote import REMOTE, check, connect, refuse_options, start
+from operant.envs.remote.connection import Answer, Connection
+from operant.envs.remote.serve import ServeConfig, serve
+from operant.envs.validated_env import ValidatedEnv
 from operant.errors import UsageError
-from operant.tracking.console import say, wait
 
 
 class RemoteEnv(SpacesEnv):
@@ -63,19 +63,48 @@ class RemoteEnv(SpacesEnv):
         self.connection.close()
 
 
-def serve(source: EnvSpec, host: str | None, port: Any) -> None:
-    """Serve one environment until interrupted, or in a thread that cannot be, until its client has left.
+def create(
+    environment: Any,
+    max_episode_timesteps: int | None,
+    reward_shaping: Shaping | None,
+    remote: str | None,
+    blocking: bool,
+    host: Any,
+    port: Any,
+    **kwargs: Any,
+) -> ValidatedEnv | None:
+    """See `Environment.create`."""
+    place: dict[str, Any] = {"remote": remote, "blocking": blocking, "host": host, "port": port}
+    if environment is None and remote == "socket-client":
+        check(**place)
+        refuse_options({"max_episode_timesteps": max_episode_timesteps})
+        (connection,) = connect(**place, **kwargs)
+        return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
+    source = resolve(
+        environment,
+        max_episode_timesteps=max_episode_timesteps,
+        reward_shaping=reward_shaping,
+        arguments=kwargs,
+        remote=place,
+    )
+    check(**place, modes=(*REMOTE, "socket-server"))
+    remote = place.pop("remote")
+    if remote is None:
+        return source.create()
+    if remote == "socket-client":
+        refuse_options({"environment": environment})
+    source, reward_shaping = dataclasses.replace(source, reward_shaping=None), source.reward_shaping
+    if remote == "socket-server":
+        if reward_shaping is not None:
+            raise UsageError(
+                "Rewards of served environments are shaped by the client. Give reward_shaping there."
+            )
+        options = {name: place[name] for name in ("host", "port") if place[name] is not None}
+        in_main = threading.current_thread() is threading.main_thread()
+        serve(ServeConfig(**options, sessions=None if in_main else 1), source)
+        return None
+    (connection,) = start([source], remote, **place)
+    return ValidatedEnv(RemoteEnv(connection), None, reward_shaping, connection.name)
 
-    `operant.envs.remote.serve.serve` has more options.
-    """
-    from operant.envs.remote.auth import read_token
-    from operant.envs.remote.server import PORT, Server
 
-    ports = [PORT] if port is None else read_ports(port)
-    sessions = None if threading.current_thread() is threading.main_thread() else 1
-    host = "127.0.0.1" if host is None else host
-    wait(f"Starting {source.name}")
-    with Server(source, host, ports, token=read_token(), sessions=sessions) as server:
-        say(greeting(server))
-        with contextlib.suppress(KeyboardInterrupt):
-            server.wait()
+environment_module._create = create

@@ -13,6 +13,7 @@ from operant.spec import Config, option
 from operant.tracking.console import say, wait
 
 if TYPE_CHECKING:
+    from operant.envs.env_spec import EnvSpec
     from operant.envs.remote.server import Server
 
 
@@ -63,8 +64,8 @@ class ServeConfig(Config):
             yield f'arguments must be a dict, as JSON: {{"size": 3}}. Received: arguments={self.arguments!r}.'
 
 
-def start(config: ServeConfig) -> Server:
-    """Start a server; it serves in threads of its own until `close`.
+def start(config: ServeConfig, source: EnvSpec | None = None) -> Server:
+    """Start a server of an environment, else that of the options; it serves in its own threads until `close`.
 
     Raises:
         SpecError: an option or the environment is not understood.
@@ -73,16 +74,20 @@ def start(config: ServeConfig) -> Server:
     """
     from operant.envs.catalog import resolve
     from operant.envs.remote import ConnectionLimits, read_ports
-    from operant.envs.remote.auth import read_token
+    from operant.envs.remote.channel import read_token
     from operant.envs.remote.server import Server, Timeouts, tls_context
 
-    if config.environment in ("gym", "gymnasium", "default") and config.level is None:
-        raise SpecError(
-            "level must be given: an environment id such as CartPole-v1 (or environment: a class of yours)."
-        )
-    arguments = dict(config.arguments or {}) | ({} if config.level is None else {"level": config.level})
+    if source is None:
+        if config.environment in ("gym", "gymnasium", "default") and config.level is None:
+            raise SpecError(
+                "level must be given: an environment id such as CartPole-v1 (or environment: a class of "
+                "yours)."
+            )
+        arguments = dict(config.arguments or {}) | ({} if config.level is None else {"level": config.level})
+        limit = config.max_episode_timesteps
+        source = resolve(config.environment, max_episode_timesteps=limit, arguments=arguments)
     return Server(
-        resolve(config.environment, max_episode_timesteps=config.max_episode_timesteps, arguments=arguments),
+        source,
         config.host,
         read_ports(config.port),
         config.num_envs,
@@ -103,15 +108,15 @@ def greeting(server: Server) -> str:
     return f"Serving {server}\nUse it by {client}; {end}"
 
 
-def serve(config: ServeConfig) -> None:
+def serve(config: ServeConfig, source: EnvSpec | None = None) -> None:
     """Serve until interrupted, terminated, or left by `sessions` clients; OperantError: see `start`."""
     before: Any = None
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not config.quiet:
-            wait(f"Starting {config.environment if config.level is None else config.level}")
-        with start(config) as server:
+            wait(f"Starting {source.name if source else config.level or config.environment}")
+        with start(config, source) as server:
             if not config.quiet:
                 say(greeting(server))
             server.wait()

@@ -13,16 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from operant.envs.connection import LocalConnection
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.auth import check_reach, is_loopback, welcome
-from operant.envs.remote.channel import Channel
+from operant.envs.remote.channel import Channel, check_reach, is_loopback, welcome
+from operant.envs.remote.connection import Connection, ConnectionLimits, LocalConnection
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.restarting import Connection, ConnectionLimits
-from operant.envs.remote.service import Service, describe, fault
-from operant.envs.remote.wire import Schema, WireError
-from operant.envs.workers.restarts import LostError
+from operant.envs.remote.wire import Schema, Service, WireError, fault
+from operant.envs.workers.process import LostError
 from operant.errors import EnvError, SpecError
 
 PORT = 65432
@@ -135,7 +132,7 @@ class Server:
             self._free.put(index)
         first = self._environments[0]
         self._schema = Schema(first.spaces, first.num_actors)
-        self._described = describe(first)
+        self._described = wire.pack_description(first)
         if len(self._described) > wire.DESCRIPTION_BYTES - 64:
             raise SpecError(
                 f"The description of {first.name!r} takes {len(self._described)} bytes. Use fewer or "
@@ -231,7 +228,7 @@ class Server:
             channel.limit(self._schema.request_limit)
             if self._session(channel):
                 self._leave()
-        except (WireError, LostError) as error:
+        except LostError as error:
             if greeting or isinstance(error, WireError):
                 self._reject(address, str(error))
             else:
@@ -277,12 +274,12 @@ class Server:
             environment = self._environments[index]
             if isinstance(environment, ProcessConnection):
                 environment.forgive()
-            service = Service(environment, self._schema)
-            return _Session(channel, service, self._described, self._timeouts).run()
-        except (WireError, LostError):
+            return self._answer(channel, Service(environment, self._schema))
+        except LostError:
             raise
         except Exception as error:
-            _tell(channel, error)
+            with contextlib.suppress(LostError):
+                channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
             self._broken.add(index)
             if not self._ended.is_set() and (
                 reason := self._renew(index)
@@ -308,20 +305,8 @@ class Server:
         self._broken.discard(index)
         return ""
 
-
-class _Session:
-    def __init__(self, channel: Channel, service: Service, described: bytes, timeouts: Timeouts) -> None:
-        self._channel, self._service = channel, service
-        self._described, self._timeouts = described, timeouts
-
-    def run(self) -> bool:
-        """Answer requests until the client says goodbye (CLOSE).
-
-        Raises:
-            WireError: a request is invalid.
-            LostError: the client closed the connection, or is silent for too long.
-        """
-        channel = self._channel
+    def _answer(self, channel: Channel, service: Service) -> bool:
+        """Answer requests until the client says goodbye (CLOSE); LostError: it is gone, or sends nonsense."""
         while True:
             kind, content = channel.receive(self._timeouts.idle_seconds)
             if kind == wire.DESCRIBE and not content:
@@ -330,12 +315,7 @@ class _Session:
                 channel.send(wire.CLOSED, seconds=_SEND_SECONDS)
                 return True
             else:
-                channel.send(wire.ANSWER, self._service.obey(kind, content), seconds=_SEND_SECONDS)
-
-
-def _tell(channel: Channel, error: Exception) -> None:
-    with contextlib.suppress(LostError):
-        channel.send(wire.FAULT, fault(error), seconds=_SEND_SECONDS)
+                channel.send(wire.ANSWER, service.obey(kind, content), seconds=_SEND_SECONDS)
 
 
 def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:

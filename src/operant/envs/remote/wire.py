@@ -13,16 +13,17 @@ import hmac
 import json
 import math
 import struct
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from operant.envs.connection import Answer
 from operant.envs.environment import rows as count_rows
-from operant.envs.remote.restarting import EnvDescription
+from operant.envs.remote.connection import Answer, Connection, EnvDescription
 from operant.envs.vector.base import Flat
-from operant.errors import OperantError, SpaceError, SpecError
+from operant.envs.workers.process import LostError
+from operant.errors import OperantError, SpaceError, SpecError, shortened, text_of
 from operant.spec.spaces import Leaf, Spaces
 
 VERSION = 1
@@ -54,11 +55,13 @@ _SEED = struct.Struct("<q")
 _ANSWER = struct.Struct("<ddIII")
 _NUMBER = struct.Struct("<Q")
 _TAG_BYTES = 16
-_CHUNK = 1 << 16
 
 
-class WireError(Exception):
+class WireError(LostError):
     """What arrived is not a frame that may arrive here."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"sent {what}")
 
 
 class MAC:
@@ -90,50 +93,31 @@ def frame(kind: int, content: bytes = b"", mac: MAC | None = None) -> bytes:
 class Frames:
     """Takes bytes as they arrive, in pieces of any size, and returns whole frames.
 
-    Frames are at most `limit` bytes after their length: nothing longer is ever stored.
+    Frames are at most `limit` bytes after their length: a longer one is refused once its length is there.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.mac: MAC | None = None
         """Checks tags; None: frames have none yet."""
-        self._buffer = bytearray(_CHUNK)
-        self._begin = self._end = 0
+        self._buffer = bytearray()
 
-    def room(self) -> memoryview:
-        """Return the memory for the next bytes; frames that `next` returned are no longer valid."""
-        need = _HEAD.size
-        if self._end - self._begin >= 4:
-            need = 4 + self._length()
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        if self._begin + need > len(self._buffer) or self._end == len(self._buffer):
-            rest = bytes(memoryview(self._buffer)[self._begin : self._end])
-            self._buffer = bytearray(max(need, _CHUNK))
-            self._buffer[: len(rest)] = rest
-            self._begin, self._end = 0, len(rest)
-        return memoryview(self._buffer)[self._end :]
+    def add(self, data: bytes) -> None:
+        """Take the bytes that arrived."""
+        self._buffer += data
 
-    def fill(self, count: int) -> None:
-        """Note that this many bytes were put into `room()`."""
-        self._end += count
-
-    def _length(self) -> int:
-        length = int.from_bytes(self._buffer[self._begin : self._begin + 4], "little")
+    def next(self) -> tuple[int, memoryview] | None:
+        """Return kind and content of the next frame; None if it is incomplete."""
+        if len(self._buffer) < 4:
+            return None
+        length = int.from_bytes(self._buffer[:4], "little")
         least = 1 if self.mac is None else 1 + _TAG_BYTES
         if not least <= length <= self.limit:
             raise WireError(f"a frame of {length} bytes, where {least} to {self.limit} may come")
-        return length
-
-    def next(self) -> tuple[int, memoryview] | None:
-        """Return kind and content of the next frame, valid until `room` is called; None if incomplete."""
-        if self._end - self._begin < 4:
+        if len(self._buffer) < 4 + length:
             return None
-        length = self._length()
-        if self._end - self._begin < 4 + length:
-            return None
-        view = memoryview(self._buffer)[self._begin : self._begin + 4 + length]
-        self._begin += 4 + length
+        view = memoryview(bytes(self._buffer[: 4 + length]))
+        del self._buffer[: 4 + length]
         body = view
         if self.mac is not None:
             body = view[:-_TAG_BYTES]
@@ -256,19 +240,16 @@ def unpack_seed(content: memoryview) -> int | None:
     return None if seed == -1 else seed
 
 
-def pack_description(description: EnvDescription) -> bytes:
+def pack_description(environment: Connection | EnvDescription) -> bytes:
     """Return the content of DESCRIPTION: JSON."""
-    spaces = description.spaces
+    spaces = environment.spaces
     return json.dumps(
         {
-            "name": description.name,
+            "name": environment.name,
             **spaces.to_spec(),
-            "max_episode_timesteps": description.max_episode_timesteps,
-            "num_actors": description.num_actors,
-            "layout": {
-                "observation": _layout(spaces.observation_components),
-                "action": _layout(spaces.actions.components),
-            },
+            "max_episode_timesteps": environment.max_episode_timesteps,
+            "num_actors": environment.num_actors,
+            "layout": _layouts(spaces),
         }
     ).encode()
 
@@ -282,10 +263,7 @@ def unpack_description(content: memoryview) -> EnvDescription:
                 f"{entries} entries of states and actions, and at most {MOST_BYTES} bytes can be sent"
             )
         spaces = Spaces.from_spec(data)
-        ours = {
-            "observation": _layout(spaces.observation_components),
-            "action": _layout(spaces.actions.components),
-        }
+        ours = _layouts(spaces)
         name, limit = data["name"], data.get("max_episode_timesteps")
         actors = data.get("num_actors", 1)
         layout = data.get("layout")
@@ -333,8 +311,12 @@ def _entries(spec: Any) -> int:
     return math.prod(sizes) + sum(map(_entries, spec.values()))
 
 
-def _layout(components: Mapping[str, Leaf]) -> list[list[Any]]:
-    return [[name, leaf.dtype, list(leaf.shape)] for name, leaf in components.items()]
+def _layouts(spaces: Spaces) -> dict[str, list[list[Any]]]:
+    groups = {"observation": spaces.observation_components, "action": spaces.actions.components}
+    return {
+        group: [[name, leaf.dtype, list(leaf.shape)] for name, leaf in components.items()]
+        for group, components in groups.items()
+    }
 
 
 def _row_bytes(components: Mapping[str, Leaf]) -> int:
@@ -357,3 +339,48 @@ def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> F
             raise WireError(f"a truth value of {int(array.max())}")
         flat[name] = array.astype(leaf.storage).reshape(rows, *leaf.shape)
     return flat
+
+
+class Service:
+    """The served side of one environment: contents of requests in, contents of answers out."""
+
+    def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
+        self._environment = environment
+        self._schema = schema or Schema(environment.spaces, environment.num_actors)
+        self._running = 0
+
+    def obey(self, kind: int, content: memoryview) -> bytes:
+        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER."""
+        acted = 0
+        if kind == RESET:
+            self._environment.send_reset(unpack_seed(content))
+        elif kind != STEP:
+            raise WireError(f"a request of kind {kind} with {len(content)} bytes")
+        elif not self._running:
+            raise WireError("a step before an episode was begun")
+        else:
+            acted = self._running
+            try:
+                actions = self._schema.unpack_actions(content, acted)
+            except OperantError as error:
+                raise WireError(str(error)) from None
+            self._environment.send_execute(actions)
+        answer = self._environment.receive()
+        single = self._schema.num_actors == 1
+        self._running = int(answer.terminal == 0) if single else len(answer.parallel)
+        episode_return = self._environment.episode_return()
+        return self._schema.pack_answer(answer, episode_return, acted=acted > 0)
+
+
+def lost_by(content: memoryview) -> LostError:
+    """Return what the content of FAULT means to the client: its environment is lost."""
+    _, text, traceback = unpack_fault(content)
+    return LostError(f"failed: {text}\n{traceback}".rstrip())
+
+
+def fault(error: Exception) -> bytes:
+    """Return the content of FAULT."""
+    is_operants = isinstance(error, OperantError)
+    text = str(error) if is_operants else f"{type(error).__name__}: {text_of(error)}"
+    lines = "" if is_operants else shortened("".join(traceback.format_exception(error)).strip())
+    return pack_fault(type(error).__name__, text, lines)

@@ -17,13 +17,21 @@ from typing import Any
 import numpy as np
 
 from operant.envs.env_spec import EnvSpec
-from operant.envs.validation_errors import Check
-from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, refuse_different, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
-from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
-from operant.envs.workers.restarts import LostError, RestartPolicy
-from operant.envs.workers.shared_arrays import RESET, RESTART, STEP, SharedArrays
-from operant.errors import EnvError, OperantError, UsageError
+from operant.envs.workers.process import (
+    RESET,
+    RESTART,
+    START_SECONDS,
+    STEP,
+    LostError,
+    RestartPolicy,
+    SharedArrays,
+    Worker,
+    end,
+    memory_file,
+)
+from operant.errors import EnvError, OperantError
 from operant.spec.runtime import processors
 from operant.spec.spaces import Codec, Spaces
 
@@ -68,7 +76,6 @@ class AsyncVectorEnv(VectorEnv):
     def __init__(
         self,
         sources: Sequence[EnvSpec],
-        check: Check,
         num_workers: int | None,
         timeout_seconds: float,
         max_restarts: int,
@@ -94,7 +101,6 @@ class AsyncVectorEnv(VectorEnv):
                     "task": "vector",
                     "sources": literals[low:high],
                     "name": self.name,
-                    "check": check,
                     "offset": low,
                     "info_keywords": tuple(info_keywords),
                 }
@@ -108,13 +114,9 @@ class AsyncVectorEnv(VectorEnv):
 
     def _meet(self, descriptor: int, info_keywords: Sequence[str]) -> None:
         specs, limits, preprocessed, lives = zip(*map(self._introduction, self._workers), strict=True)
-        for i, spec in enumerate(specs):
-            if spec != specs[0]:
-                raise UsageError(
-                    f"All environments of a vector must have the same spaces. Worker {i} has {spec}, worker "
-                    f"0 has {specs[0]}."
-                )
-        self.spaces = Spaces.from_spec(specs[0])
+        each = [Spaces.from_spec(spec) for spec in specs]
+        refuse_different(each, [f"Worker {i}" for i in range(len(each))])
+        self.spaces = each[0]
         self.preprocessed, self.has_lives = all(preprocessed), any(lives)
         self.max_episode_timesteps = None if None in limits else max(limits)
         self._memory = SharedArrays(self.spaces, self.num_envs, descriptor, info_keywords, create=True)

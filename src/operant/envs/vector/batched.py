@@ -10,18 +10,16 @@ import numpy as np
 from numpy import vdot
 
 from operant.envs.environment import SpacesEnv
-from operant.envs.gymnasium.adapter import UNREADABLE, misfit
-from operant.envs.gymnasium.infos import InfoCollector
+from operant.envs.gymnasium.adapter import MISFIT
 from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
-    Check,
     ObservationValidator,
     brief,
     close,
     finite_error,
     flag_error,
 )
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, seed_of
 from operant.errors import EnvError, SpaceError, told, whole
 from operant.spec.spaces import Codec, from_gymnasium
 
@@ -36,7 +34,6 @@ class GymnasiumVector(VectorEnv):
 
     Args:
         limit: the time limit that it enforces.
-        check: how often observations are checked: at the `first` reset and step, `always`, or `never`.
         copy: whether the vector may write again to arrays that it has returned, which are then copied.
         frames: how many frames image observations hold in their last axis; None: they are not stacks.
         info_keywords: names in `info` whose values at the end of episodes are recorded.
@@ -49,7 +46,6 @@ class GymnasiumVector(VectorEnv):
         vector: Any,
         name: str,
         limit: int | None = None,
-        check: Check = "always",
         *,
         copy: bool = False,
         frames: int | None = None,
@@ -63,7 +59,7 @@ class GymnasiumVector(VectorEnv):
             vector.single_observation_space, vector.single_action_space, frames=frames
         )
         self._encode, self._decode = self._codec.observation.encode, self._codec.action.decode
-        self._validator = ObservationValidator(self.spaces, check)
+        self._validator = ObservationValidator(self.spaces)
         self._copy = copy
         self._infos = InfoCollector(info_keywords, self.num_envs)
 
@@ -147,13 +143,10 @@ class GymnasiumVector(VectorEnv):
         try:
             flat = self._encode(observation, True)
         except SpaceError as error:
-            raise EnvError(f"The vector of {self.name!r} in {call}: {error}") from None
-        except UNREADABLE as error:
-            fault = misfit(self._vector.observation_space, observation, error)
-            raise EnvError(f"The vector of {self.name!r} in {call}: {fault}") from error
+            raise EnvError(f"The vector of {self.name!r} in {call}: {error} {MISFIT}") from None
         if self._copy:
             flat = {key: np.array(value) for key, value in flat.items()}
-        self._raise_first(self._validator.error(flat, call, ended))
+        self._raise_first(self._validator.error(flat, ended))
         return flat
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -16,19 +16,18 @@ from operant.envs.env_spec import EnvSpec, refuse_same
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import atari
 from operant.envs.gymnasium.games import Games
-from operant.envs.gymnasium.infos import keywords_of, refusal
 from operant.envs.remote.remote_env import RemoteEnv
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
-from operant.envs.validation_errors import Check
 from operant.envs.vector import batched
 from operant.envs.vector.async_vector import AsyncVectorEnv
-from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.base import VectorEnv, info_refusal, keywords_of
 from operant.envs.vector.batched import GymnasiumVector
-from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
+from operant.envs.vector.sync_vector import SubEnv, SyncVectorEnv, make_sub_env
 from operant.errors import SpecError, UsageError, suggest, value_error, whole
 from operant.spec.runtime import processors
 
 Mode: TypeAlias = Literal["auto", "native-vector", "in-process", "processes"]
+_MODES = get_args(Mode)
 PROCESSES_PAY_SECONDS = 3e-4
 """Step time of one environment above which worker processes are faster than a loop: a round trip to a worker
 takes tens of microseconds, and every step waits for the slowest worker."""
@@ -41,11 +40,51 @@ LIVES_HERE = "lives are counted in this process"
 _MEASURE_SECONDS, _MEASURE_STEPS = 0.02, 50
 
 
-class _Reads(NamedTuple):
-    check: Check
+class _VectorPlan(NamedTuple):
+    """Environments of which a vector is to be made, and how."""
+
+    sources: Sequence[EnvSpec]
     info_keywords: tuple[str, ...]
-    lives: bool
+    counts_lives: bool
     """Whether the lives of preprocessed games are counted."""
+    workers: tuple[int | None, float, int]
+    """Number of worker processes, seconds that a step may take, replacements."""
+
+    def in_process(self, why: str, made: Sequence[SubEnv] = ()) -> SyncVectorEnv:
+        """Make a loop, of which the first environments may be made already."""
+        envs = [*made, *map(make_sub_env, self.sources[len(made) :])]
+        vector = SyncVectorEnv(envs, self.sources[0].name, info_keywords=self.info_keywords)
+        vector.why = why
+        return vector
+
+    def in_processes(self, why: str) -> AsyncVectorEnv:
+        """Start worker processes."""
+        vector = AsyncVectorEnv(self.sources, *self.workers, self.info_keywords)
+        vector.why = why
+        return vector
+
+    def measured(self, why: str) -> VectorEnv:
+        """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
+        sources = self.sources
+        probe = SyncVectorEnv([make_sub_env(sources[0])], sources[0].name)
+        if self.counts_lives and probe.has_lives:
+            reason = LIVES_HERE
+        elif len(sources) == 1 or processors() == 1:
+            reason = "there is one environment" if len(sources) == 1 else "there is one processor"
+        elif any(source.is_object for source in sources):
+            reason = _obstacle(sources)  # not timed: a wrapper of the user's may record the steps
+        else:
+            seconds = step_seconds(probe)
+            measured = f"one step takes {seconds * 1e6:.0f} µs"
+            limit = f"{PROCESSES_PAY_SECONDS * 1e6:.0f} µs"
+            if seconds < PROCESSES_PAY_SECONDS:
+                reason = f"{measured}, and processes pay above {limit}"
+            elif obstacle := _obstacle(sources):
+                reason = f"{measured}, but {obstacle}"
+            else:
+                probe.close()
+                return self.in_processes(f"{measured}, above the {limit} from which processes pay")
+        return self.in_process("; ".join(part for part in (why, reason) if part), probe.envs)
 
 
 def create(
@@ -58,7 +97,6 @@ def create(
     clip_rewards: bool = False,
     episodic_life: bool = False,
     games_only: bool = False,
-    check: Check = "always",
     num_workers: int | None = None,
     timeout_seconds: float = 60.0,
     max_restarts: int = 3,
@@ -85,8 +123,6 @@ def create(
             `operant.envs.gymnasium.games.Games`.
         games_only: apply `clip_rewards` and `episodic_life` only to environments that are preprocessed, by
             whomever.
-        check: how often observations are compared with their space: at the `first` reset and step (then in
-            full, with shapes and ranges), `always`, or `never`. Rewards are always checked.
         num_workers: worker processes (default: one per processor, at most one per environment).
         timeout_seconds: how long a worker may take for one step of its environments before it is replaced.
         max_restarts: how often a worker may be replaced without an episode of each of its environments ending
@@ -104,9 +140,10 @@ def create(
         UsageError: the same object is in the list several times, or the spaces differ.
         EnvError: an environment breaks its contract when it is first tried.
     """
-    _one_of("mode", mode, ("auto", "native-vector", "in-process", "processes"))
-    _one_of("check", check, ("first", "always", "never"))
-    reads = _Reads(check, keywords_of(info_keywords), episodic_life)
+    if mode not in _MODES:
+        hint = suggest(mode, _MODES, listed=False) if isinstance(mode, str) else ""
+        raise value_error("mode", f"one of {', '.join(map(repr, _MODES))}", mode, hint.strip())
+    keywords = keywords_of(info_keywords)
     num_workers = whole("num_workers", num_workers, optional=True)
     max_restarts = whole("max_restarts", max_restarts, 0)
     if not timeout_seconds > 0:
@@ -123,7 +160,7 @@ def create(
             "mode": mode,
             "clip_rewards": clip_rewards and not games_only,
             "episodic_life": episodic_life and not games_only,
-            "info_keywords": reads.info_keywords,
+            "info_keywords": keywords,
         }
         return _as_it_is(environment, num_envs, requested)
     if isinstance(environment, list | tuple):
@@ -132,20 +169,29 @@ def create(
         sources = [resolve(one, **options) for one in environment]
         expect_count("num_envs", num_envs, len(sources), "the list")
         refuse_same(sources)
-        native_vector: VectorEnv | str = "environments were given one by one"
+        own: VectorEnv | str = "environments were given one by one"
     else:
         source = resolve(environment, **options)
         num_envs = expect_count("num_envs", num_envs, *_fixed_count(source))
-        sources, native_vector = [source] * num_envs, _own_vector(source, num_envs, mode, reads)
-    refuse_elsewhere(reads.info_keywords, (source.target for source in sources))
-    workers = (num_workers, timeout_seconds, max_restarts)
+        sources, own = [source] * num_envs, _own_vector(source, num_envs, mode, keywords)
+    refuse_elsewhere(keywords, (source.target for source in sources))
+    plan = _VectorPlan(sources, keywords, episodic_life, (num_workers, timeout_seconds, max_restarts))
     obstacle = "" if reward_shaping is None else "reward_shaping runs in this process"
     lives = episodic_life and any(
         atari.has_lives(each) for each in sources if each.preprocessed or not games_only
     )
     if lives:
-        obstacle = f"{native_vector}; {LIVES_HERE}"
-    vector = _make(sources, native_vector, mode, reads, obstacle, workers)
+        obstacle = f"{own}; {LIVES_HERE}"
+    if isinstance(own, VectorEnv):
+        vector = own
+    elif mode == "native-vector":
+        raise SpecError(f"mode='native-vector' is not available: {own}. Leave mode at 'auto'.")
+    elif mode == "processes":
+        vector = plan.in_processes("it was asked for")
+    elif mode == "auto" and not obstacle:
+        vector = plan.measured(own)
+    else:
+        vector = plan.in_process("it was asked for" if mode == "in-process" else obstacle)
     if not (clip_rewards or episodic_life) or (games_only and not vector.preprocessed):
         return vector
     if vector.mode == "processes" and (lives or (episodic_life and vector.has_lives)):
@@ -179,69 +225,44 @@ def _as_it_is(vector: VectorEnv, num_envs: int | None, requested: Mapping[str, A
     return vector
 
 
-def _make(
-    sources: Sequence[EnvSpec],
-    native_vector: VectorEnv | str,
-    mode: Mode,
-    reads: _Reads,
-    obstacle: str,
-    workers: tuple[int | None, float, int],
-) -> VectorEnv:
-    """Return the environment's own vectorised form, or make a vector in the given mode.
-
-    `native_vector` is that form or why there is none, `obstacle` why the environments must run here, or
-    empty.
-    """
-    if isinstance(native_vector, VectorEnv):
-        return native_vector
-    if mode == "native-vector":
-        raise SpecError(f"mode='native-vector' is not available: {native_vector}. Leave mode at 'auto'.")
-    if mode == "processes":
-        return _processes(sources, reads, "it was asked for", workers)
-    if mode == "auto" and not obstacle:
-        return _measured(sources, reads, native_vector, workers)
-    vector = _in_process(sources, reads)
-    vector.why = "it was asked for" if mode == "in-process" else obstacle
-    return vector
-
-
-def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, reads: _Reads) -> VectorEnv | str:
+def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, keywords: tuple[str, ...]) -> VectorEnv | str:
+    """Return the environment's own vectorised form, or why there is none."""
     if source.makes_vector:
         made = dataclasses.replace(source, arguments={**source.arguments, "num_envs": num_envs}).make()
         source = dataclasses.replace(source, target=made)
         expect_count("n_envs", num_envs, getattr(made, "num_envs", 1), "the vector")
     if source.is_vector:
-        return _given_vector(source, reads)
+        return _given_vector(source, keywords)
     if source.is_native:
         if mode != "auto":
             raise SpecError(
                 f"{source.name!r} is compiled by JAX and has no mode {mode!r}. Leave mode at 'auto'."
             )
-        if reads.info_keywords:
-            raise refusal(reads.info_keywords, source.name)
+        if keywords:
+            raise info_refusal(keywords, source.name)
         if source.reward_shaping is None:
             return batched.from_native(source.make(), num_envs, source.name, source.max_episode_timesteps)
     if mode == "auto" and num_envs < OWN_VECTOR_PAYS_FROM and _has_vectorised(source):
         return f"below {OWN_VECTOR_PAYS_FROM} environments a loop is as fast as a vectorised form"
     if mode in ("auto", "native-vector"):
-        return _vectorised(source, num_envs, reads)
+        return _vectorised(source, num_envs, keywords)
     return ""
 
 
-def _vectorised(source: EnvSpec, num_envs: int, reads: _Reads) -> GymnasiumVector | str:
+def _vectorised(source: EnvSpec, num_envs: int, keywords: tuple[str, ...]) -> GymnasiumVector | str:
     spec = source.target
     if not isinstance(spec, GymnasiumSpec):
         return "only ids of Gymnasium have vectorised forms"
     if source.reward_shaping is not None:
         return "rewards are shaped for one environment at a time"
     if source.images is not None:
-        return atari.own_vector(source, source.images, num_envs, reads.check, reads.info_keywords)
+        return atari.own_vector(source, source.images, num_envs, keywords)
     smaller_limit(source.max_episode_timesteps, spec.max_episode_steps, source.name)
     result = adapter.make_vector(spec, num_envs, source.arguments, source.max_episode_timesteps)
     if isinstance(result, str):
         return result
     vector, limit = result
-    wrapped = GymnasiumVector(vector, source.name, limit, reads.check, info_keywords=reads.info_keywords)
+    wrapped = GymnasiumVector(vector, source.name, limit, info_keywords=keywords)
     wrapped.why = "Gymnasium has a vectorised form of it"
     return wrapped
 
@@ -253,7 +274,7 @@ def _has_vectorised(source: EnvSpec) -> bool:
     return native_vector and source.images is None
 
 
-def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
+def _given_vector(source: EnvSpec, keywords: tuple[str, ...]) -> GymnasiumVector:
     """Wrap a Gymnasium vector that the user made."""
     vector = source.target
     fault = adapter.autoreset_fault(vector)
@@ -268,9 +289,7 @@ def _given_vector(source: EnvSpec, reads: _Reads) -> GymnasiumVector:
             "max_episode_timesteps and reward_shaping cannot be added to a vector. Wrap its environments."
         )
     limit = adapter.own_limit(vector)
-    wrapped = GymnasiumVector(
-        vector, source.name, limit, reads.check, copy=True, info_keywords=reads.info_keywords
-    )
+    wrapped = GymnasiumVector(vector, source.name, limit, copy=True, info_keywords=keywords)
     wrapped.why = "it was given as a vector"
     return wrapped
 
@@ -280,50 +299,6 @@ def _fixed_count(source: EnvSpec) -> tuple[int | None, str]:
     if source.is_vector:
         return int(source.target.num_envs), "the vector"
     return 1 if source.is_object and not source.is_native else None, "the object"
-
-
-def _in_process(sources: Sequence[EnvSpec], reads: _Reads, count: int | None = None) -> SyncVectorEnv:
-    envs = [make_sub_env(source) for source in sources[:count]]
-    return SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
-
-
-def _processes(
-    sources: Sequence[EnvSpec], reads: _Reads, why: str, settings: tuple[int | None, float, int]
-) -> VectorEnv:
-    vector = AsyncVectorEnv(sources, reads.check, *settings, reads.info_keywords)
-    vector.why = why
-    return vector
-
-
-def _measured(
-    sources: Sequence[EnvSpec], reads: _Reads, why: str, settings: tuple[int | None, float, int]
-) -> VectorEnv:
-    """Time one environment, and choose: a loop is best for fast ones, processes for slow ones."""
-    probe = _in_process(sources, reads._replace(info_keywords=()), 1)
-    if reads.lives and probe.has_lives:
-        reason = LIVES_HERE
-    elif len(sources) == 1 or processors() == 1:
-        reason = "there is one environment" if len(sources) == 1 else "there is one processor"
-    elif any(source.is_object for source in sources):
-        reason = _obstacle(sources)  # not timed: a wrapper of the user's may record the steps
-    else:
-        seconds = step_seconds(probe)
-        measured = f"one step takes {seconds * 1e6:.0f} µs"
-        limit = f"{PROCESSES_PAY_SECONDS * 1e6:.0f} µs"
-        if seconds < PROCESSES_PAY_SECONDS:
-            reason = f"{measured}, and processes pay above {limit}"
-        else:
-            obstacle = _obstacle(sources)
-            if not obstacle:
-                probe.close()
-                return _processes(
-                    sources, reads, f"{measured}, above the {limit} from which processes pay", settings
-                )
-            reason = f"{measured}, but {obstacle}"
-    envs = probe.envs + [make_sub_env(source) for source in sources[1:]]
-    vector = SyncVectorEnv(envs, sources[0].name, reads.check, info_keywords=reads.info_keywords)
-    vector.why = "; ".join(part for part in (why, reason) if part)
-    return vector
 
 
 def _obstacle(sources: Sequence[EnvSpec]) -> str:
@@ -342,19 +317,13 @@ def step_seconds(vector: VectorEnv) -> float:
     generator = np.random.default_rng(0)
     observation = vector.reset()  # without a seed, which would stay: this environment is used afterwards
     times: list[float] = []
-    # The first step is a warm-up, and its observation is checked in full: it does not count.
+    # The first step is a warm-up: it does not count.
     while len(times) < 4 or (len(times) < _MEASURE_STEPS and sum(times[1:]) < _MEASURE_SECONDS):
         actions = random_actions(vector.spaces, observation, generator)
         begun = time.perf_counter()
         observation = vector.step(actions).observation
         times.append(time.perf_counter() - begun)
     return float(np.median(times[1:]))
-
-
-def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        hint = suggest(value, allowed, listed=False) if isinstance(value, str) else ""
-        raise value_error(name, f"one of {', '.join(map(repr, allowed))}", value, hint.strip())
 
 
 def expect_count(argument: str, requested: int | None, fixed: int | None, what: str) -> int:

@@ -13,16 +13,14 @@ from numpy import vdot
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.gymnasium.infos import InfoCollector
 from operant.envs.gymnasium.preprocessing import within
 from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
-    Check,
     ObservationValidator,
     finite_error,
     raise_of_handler,
 )
-from operant.envs.vector.base import Flat, VectorEnv, VectorStep, seed_of
+from operant.envs.vector.base import Flat, InfoCollector, VectorEnv, VectorStep, refuse_different, seed_of
 from operant.errors import EnvError, SpaceError, UsageError, told
 from operant.spec.spaces import Codec
 
@@ -127,7 +125,6 @@ class SyncVectorEnv(VectorEnv):
         self,
         envs: Sequence[SubEnv],
         name: str,
-        check: Check = "always",
         offset: int = 0,
         info_keywords: Sequence[str] = (),
     ) -> None:
@@ -135,18 +132,14 @@ class SyncVectorEnv(VectorEnv):
         self.num_envs = len(self.envs)
         self.spaces = self.envs[0].spaces
         self.name = name
-        for i, env in enumerate(self.envs):
-            if env.spaces != self.spaces:
-                raise UsageError(
-                    f"All environments of a vector must have the same spaces. Environment {i} has "
-                    f"{env.spaces}, environment 0 has {self.spaces}."
-                )
+        names = [f"Environment {i}" for i in range(self.num_envs)]
+        refuse_different([env.spaces for env in self.envs], names)
         limits = [env.limit for env in self.envs]
         finite_limits = [limit for limit in limits if limit is not None]
         self.max_episode_timesteps = max(finite_limits) if len(finite_limits) == len(limits) else None
         self._limits = [inf if limit is None else limit for limit in limits]
         self._offset = offset
-        self._validator = ObservationValidator(self.spaces, check)
+        self._validator = ObservationValidator(self.spaces)
         self._empty = {
             key: ((self.num_envs, *leaf.shape), leaf.storage)
             for key, leaf in self.spaces.observation_components.items()
@@ -176,7 +169,7 @@ class SyncVectorEnv(VectorEnv):
                 raise self._error(i, error, "reset") from error
         self._steps, self._ended = [0] * self.num_envs, [False] * self.num_envs
         self._is_reset, self.lost = True, None
-        self._raise_first(self._validator.error(observation, "reset"))
+        self._raise_first(self._validator.error(observation))
         return observation
 
     def restart(self, seed: int | None, due: Sequence[int]) -> Flat:
@@ -218,7 +211,7 @@ class SyncVectorEnv(VectorEnv):
         self.infos = infos
         if not isfinite(vdot(reward, reward)):
             self._raise_first(finite_error("reward", reward))
-        self._raise_first(self._validator.error(observation, "step", (terminated, truncated)))
+        self._raise_first(self._validator.error(observation, (terminated, truncated)))
         return VectorStep(observation, reward, terminated, truncated)
 
     def close(self) -> None:

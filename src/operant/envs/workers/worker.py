@@ -25,7 +25,7 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
 from operant.envs.validation_errors import ObservationValidator, raise_of_handler
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
-from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
+from operant.envs.workers.process import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import OperantError, shortened, text_of
 
 ORPHAN_SECONDS = 2.0
@@ -39,7 +39,7 @@ class VectorTask:
         sources = [EnvSpec.from_literal(literal) for literal in begin["sources"]]
         envs = [make_sub_env(source) for source in sources]
         self.info_keywords: Sequence[str] = begin["info_keywords"]
-        self._vector = SyncVectorEnv(envs, begin["name"], begin["check"], begin["offset"], self.info_keywords)
+        self._vector = SyncVectorEnv(envs, begin["name"], begin["offset"], self.info_keywords)
         self.spaces = self._vector.spaces
         self._rows = slice(begin["offset"], begin["offset"] + self._vector.num_envs)
         self.close = self._vector.close
@@ -91,7 +91,7 @@ class EnvironmentTask:
         if message == STEP and self._is_flat:
             running = self._step_flat(memory)
             over = np.full(1, not running)
-            if (error := self._validator.error(memory.observation, "step", (over, over))) is not None:
+            if (error := self._validator.error(memory.observation, (over, over))) is not None:
                 raise self._env.misfit(error[1])
         else:
             running, states = self._step(memory) if message == STEP else self._reset(message, memory)

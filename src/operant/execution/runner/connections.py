@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from operant.envs.connection import close_all
 from operant.envs.remote import connect
-from operant.envs.remote.restarting import Connection
+from operant.envs.remote.connection import Connection, close_all
 from operant.errors import UsageError, whole
 
 

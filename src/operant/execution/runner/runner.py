@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.envs.connection import close_all
-from operant.envs.remote.restarting import Connection
+from operant.envs.remote.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error
 from operant.execution.agent import Agent, specified

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from operant.envs.connection import Answer, VectorizedConnection
 from operant.envs.environment import rows, take
-from operant.envs.remote.restarting import Connection
+from operant.envs.remote.connection import Answer, Connection, VectorizedConnection
 
 
 class StepResult(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from operant.errors import SpaceError, SpecError
 from operant.spec.spaces.fields import STORAGE, NDArray
-from operant.spec.spaces.leaf import Leaf
+from operant.spec.spaces.leaf import Leaf, as_array, first
 from operant.spec.spaces.masks import SUFFIX, mask_name
 from operant.spec.spaces.narrowing import StorageConverter
 from operant.spec.spaces.space import RESERVED, Flat, Kind, Space, Spaces
@@ -62,13 +62,13 @@ class SpacePart:
 
     def encode(self, value: Any, batched: bool, flat: Flat) -> None:
         """Write Gymnasium's value `[N?, *shape]` into a flat dict."""
-        array = np.asarray(value)
+        array = as_array(value, f"state {self.names[0]!r}")
         lead = array.ndim - len(self.shape)
         if lead != batched or array.shape[lead:] != self.shape:
-            batch = "N, " if batched else ""
+            must = str((*["N"] * batched, *self.shape)).replace("'", "")
             raise SpaceError(
-                f"The value of {self.names[0]!r} must have shape ({batch}{', '.join(map(str, self.shape))}). "
-                f"Received: shape {array.shape}."
+                f"The state {self.names[0]!r} must have shape {must}. Received: shape {array.shape}, dtype "
+                f"{array.dtype}."
             )
         if array.dtype != self.storage or self.start is not None:
             array = self._stored(array)
@@ -82,26 +82,32 @@ class SpacePart:
         else:
             flat[self.names[0]] = array
 
-    def _stored(self, given: NDArray) -> NDArray:
+    def _stored(self, array: NDArray) -> NDArray:
         """Return Gymnasium's value in the components' type, and counted from 0.
 
         Raises:
             SpaceError: that would change a number, such as those of an image divided by 255.
         """
-        real = given.dtype.kind in "biuf"
-        if self.start is not None and real:
-            given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
-        if self.storage.kind == "f" and real:
-            return self._to_storage(given, f"state {self.names[0]!r}")
-        with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
-            stored = given.astype(self.storage) if real else np.zeros(0, np.int8)
-        if stored.size and (stored == given).all():
-            return stored
-        numbers = "0 or 1" if self.storage.kind == "b" else f"numbers of type {self.dtype}"
-        received = f"dtype {given.dtype}"
-        if given.dtype.kind in "iuf" and given.size:
-            received += f", from {given.min()} to {given.max()}"
-        raise SpaceError(f"The state {self.names[0]!r} must be {numbers}. Received: {received}.")
+        received = f"dtype {array.dtype}"
+        if array.dtype.kind in "biuf":
+            given = array
+            if self.start is not None:
+                given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
+            if self.storage.kind == "f":
+                return self._to_storage(given, f"state {self.names[0]!r}")
+            with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
+                stored = given.astype(self.storage)
+            if (stored == given).all():
+                return stored
+            value, place = first(array, stored != given)
+            received = f"{value}{place}, {received}"
+        must = "numbers"
+        if self.storage.kind == "b":
+            must = "0 or 1"
+        elif self.storage.kind != "f":
+            limits = np.iinfo(self.storage)
+            must = f"whole numbers between {limits.min} and {limits.max}"
+        raise SpaceError(f"The state {self.names[0]!r} must be {must} ({self.dtype}). Received: {received}.")
 
     def cut(self, array: Any) -> dict[str, Any]:
         """Split a vector `[*B, P]`, of NumPy or JAX, into its components by name."""

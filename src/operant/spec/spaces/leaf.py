@@ -274,7 +274,7 @@ class Leaf:
             low, high = self._range
             if low <= value <= high:  # the usual action: saves a dozen NumPy calls for one number
                 return np.array(value - int(self.offset) if self.has_offset else value, self.storage)
-        array = value if type(value) is np.ndarray else _as_array(value, label)
+        array = value if type(value) is np.ndarray else as_array(value, label)
         lead = array.ndim - len(self.shape)
         if array.dtype is not self.storage and array.dtype.kind not in self._kinds:
             stored = (
@@ -319,7 +319,7 @@ class Leaf:
                 inside &= np.isfinite(array)
         if inside is None or inside.all():
             return
-        value, place = _first(array, ~inside)
+        value, place = first(array, ~inside)
         if tolerant and self.storage.kind == "f" and low is not None and self.tolerates(array):
             return self.warn_outside(label, _show(low), _show(high), f"{value}{place}")
         if low is None or not np.isfinite(value):
@@ -415,17 +415,12 @@ class Leaf:
         """The bounds in the type in which values are compared; one number where all entries agree."""
         if self.storage.kind == "b":
             return None, None
-        low, high = self.low, self.high
         if self.storage.kind == "f":
             if self.min_value is None and self.max_value is None:
                 return None, None
-            low, high = low.astype(self.storage), high.astype(self.storage)
-        elif self.has_offset:
-            low, high = low.astype(np.int64), high.astype(np.int64)
+            low, high = self.low.astype(self.storage), self.high.astype(self.storage)
         else:
-            info = np.iinfo(self.storage)
-            low = np.clip(np.ceil(low.astype(float)), info.min, info.max).astype(np.int64)
-            high = np.clip(np.floor(high.astype(float)), info.min, info.max).astype(np.int64)
+            low, high = (np.asarray(x, np.int64) + self.offset for x in self.stored_limits)
         return _single(low), _single(high)
 
     @functools.cached_property
@@ -447,14 +442,16 @@ def _single(array: NDArray) -> NDArray:
     return array.flat[0] if array.size and np.all(array == array.flat[0]) else array
 
 
-def _as_array(value: Any, label: str) -> NDArray:
+def as_array(value: Any, label: str) -> NDArray:
+    """Return what NumPy makes of a value; SpaceError: nothing."""
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
         raise SpaceError(f"The {label} must be an array of numbers. Received: {value!r} ({error}).") from None
 
 
-def _first(array: NDArray, bad: NDArray) -> tuple[Any, str]:
+def first(array: NDArray, bad: NDArray) -> tuple[Any, str]:
+    """Return the first bad entry, and where it is, for messages."""
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return array[index], f" at index {index}" if index else ""
 

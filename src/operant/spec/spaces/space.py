@@ -268,13 +268,8 @@ class Spaces:
             if mask is None:
                 continue
             received = Leaf.read(mask, f"state {mask_name(name)!r}")
-            if leaf.num_values is None:
-                raise SpecError(
-                    f"Only 'int' actions can be masked. Received: {mask_name(name)} for a {leaf.type!r} "
-                    "action."
-                )
             wanted = (*leaf.shape, leaf.num_values)
-            if received.type != "bool" or received.shape != wanted:
+            if leaf.num_values is not None and (received.type != "bool" or received.shape != wanted):
                 raise SpecError(
                     f"The mask {mask_name(name)!r} must be of type 'bool' and shape {wanted}. "
                     f"Received: type {received.type!r} and shape {received.shape}."
