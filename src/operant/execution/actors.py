@@ -225,7 +225,7 @@ class Actors:
         parts |= {f"segment-{i}": rows for i, (_, rows) in enumerate(self._segments)}
         parts = {name: rows for name, rows in parts.items() if rows}
         tree = {
-            "rows": {name: stack(_filled(rows)) for name, rows in parts.items()},
+            "rows": {name: _stacked(rows) for name, rows in parts.items()},
             "carry": stack([a.carry for a in self]),
         }
         shapes = {
@@ -251,7 +251,10 @@ class Actors:
 
     def restore(self, tree: dict[str, Any], shapes: dict[str, Any]) -> None:
         """Put back what `snapshot` returned."""
-        rows = {name: _unstack(part, shapes["rows"][name]) for name, part in tree["rows"].items()}
+        rows = {
+            name: [jax.tree.map(lambda x, i=i: np.asarray(x[i]), part) for i in range(shapes["rows"][name])]
+            for name, part in tree["rows"].items()
+        }
         for i, actor in enumerate(self):
             row, first, length, acted = shapes["actors"][i]
             actor.row, actor.length = whole("row", row, 0), whole("length", length, 0)
@@ -268,17 +271,9 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _unstack(tree: ActorRow, count: int) -> list[ActorRow]:
-    rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
-    return [
-        r._replace(
-            reward=float(r.reward),
-            terminated=bool(r.terminated),
-            truncated=bool(r.truncated),
-            valid=bool(r.valid),
-        )
-        for r in rows
-    ]
+def _stacked(rows: Sequence[ActorRow]) -> ActorRow:
+    whole: ActorRow = stack(rows)
+    return whole._replace(reward=np.float32(whole.reward))
 
 
 def _idle(row: ActorRow) -> ActorRow:
@@ -286,18 +281,6 @@ def _idle(row: ActorRow) -> ActorRow:
     return row._replace(
         action=action, extras=extras, reward=0.0, terminated=False, truncated=False, valid=False
     )
-
-
-def _filled(rows: list[ActorRow]) -> list[ActorRow]:
-    return [
-        r._replace(
-            reward=np.float32(r.reward),
-            terminated=np.bool_(r.terminated),
-            truncated=np.bool_(r.truncated),
-            valid=np.bool_(r.valid),
-        )
-        for r in rows
-    ]
 
 
 def block_of(segments: list[tuple[int, list[ActorRow]]]) -> Rollout:

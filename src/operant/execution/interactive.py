@@ -158,12 +158,12 @@ class InteractiveAgent:
     @property
     def timesteps(self) -> int:
         """Environment steps that the agent acted in."""
-        return self._engine.counter("timesteps") + sum(row.valid for row in self.actors.waiting)
+        return self._engine.counter("timesteps") + sum(1 for row in self.actors.waiting if row.valid)
 
     @property
     def episodes(self) -> int:
         """Episodes that ended."""
-        ended = sum(row.terminated or row.truncated for row in self.actors.waiting)
+        ended = sum(1 for row in self.actors.waiting if row.terminated or row.truncated)
         return self._engine.counter("episodes") + ended
 
     @property

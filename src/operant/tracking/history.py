@@ -96,10 +96,6 @@ class History(Logger):
         """Look at the clock: scalars are not part of the history."""
         self._flush_if_due()
 
-    def close(self) -> None:
-        """Write what waits."""
-        self.flush()
-
     def flush(self) -> None:
         """Write the episodes that wait."""
         self._flushed = time.monotonic()

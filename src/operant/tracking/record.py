@@ -165,4 +165,5 @@ class Logger:
         """Force what was taken to the disk: a checkpoint that counts on it is about to be written."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left: what `flush` writes, unless there is more to do."""
+        self.flush()
