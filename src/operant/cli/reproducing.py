@@ -8,11 +8,20 @@ from operant.spec.run import ProcessConfig
 from operant.tracking.console import wait
 from operant.training.reproduce import ReproduceConfig
 
+NOTE = (
+    "Trains again from the recorded options and seed, then compares checkpoint and\n"
+    "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
+)
+
 
 def run(arguments: list[str]) -> int:
     """Repeat a run, or print help when none is named; return 1 if the outcome differs."""
     if parse.asks_for_help(arguments):
-        print(help_text())
+        usage = [
+            "operant reproduce <run> [options]",
+            "operant reproduce <module:Name> <run> [--env <module:Name>] [options]",
+        ]
+        print(tables.page(usage, NOTE, tables.flags("Flags", [ReproduceConfig, ProcessConfig])))
         return 0
     options = parse.parse([ReproduceConfig, ProcessConfig], arguments, "reproduce", positional="runs")
     runs = options.pop("runs")
@@ -29,14 +38,3 @@ def run(arguments: list[str]) -> int:
     result = reproduce(runs[0], config, agent)
     print(result)
     return 0 if result.identical else 1
-
-
-def help_text() -> str:
-    """Return usage and the table of flags."""
-    note = (
-        "Trains again from the recorded options and seed, then compares checkpoint and\n"
-        "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
-    )
-    table = tables.flags("Flags", [ReproduceConfig, ProcessConfig])
-    named = "operant reproduce <module:Name> <run> [--env <module:Name>] [options]"
-    return f"Usage:\n    operant reproduce <run> [options]\n    {named}\n\n{note}\n\n{table}"

@@ -29,7 +29,7 @@ USAGE = (
 def run(arguments: list[str]) -> int:
     """Run, or print help when nothing was asked for."""
     if parse.asks_for_help(arguments):
-        print(help_text())
+        print(tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT)))
         return 0
     config = RunnerConfig.from_dict(parse.parse([RunnerConfig, ProcessConfig], arguments, "run", short=SHORT))
     if config.remote == "socket-server":
@@ -49,11 +49,6 @@ def run(arguments: list[str]) -> int:
             for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
                 tell(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
-
-
-def help_text() -> str:
-    """Return usage and the table of flags."""
-    return tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT))
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:

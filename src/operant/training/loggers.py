@@ -11,9 +11,8 @@ from operant.spec import import_object
 from operant.spec.run import RunConfig
 from operant.tracking.console import Console
 from operant.tracking.history import History
-from operant.tracking.logger_group import LoggerGroup
 from operant.tracking.metrics import MetricsFile
-from operant.tracking.record import Logger
+from operant.tracking.record import Logger, LoggerGroup
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 from operant.training.loop import TrainingLoop

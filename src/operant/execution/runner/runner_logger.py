@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from operant.checkpoint import durable
 from operant.errors import shown, value_error
-from operant.tracking.logger_group import LoggerGroup
-from operant.tracking.record import Record
+from operant.tracking.record import LoggerGroup, Record
 from operant.tracking.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
