@@ -33,7 +33,6 @@ _MODULES = {
     "train": "training",
     "play": "playing",
     "tune": "tuning",
-    "reproduce": "reproducing",
     "run": "running",
     "serve": "serving",
     "list": "listing",

@@ -1,4 +1,4 @@
-"""What is made of runs: `operant plot`, `operant report` and `operant card`."""
+"""What is made of runs: `operant plot`, `operant report`, `operant card` and `operant reproduce`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from operant.cli import parse, tables
 from operant.errors import UsageError
 from operant.spec import Config
+from operant.spec.run import ProcessConfig
 from operant.tracking.console import tell, wait
 
 
@@ -56,6 +57,36 @@ def card(arguments: list[str]) -> int:
 
     note = "It writes a model card (README.md) in the Hugging Face Hub's form, and a copy of the agent."
     return _made("card", arguments, CardConfig, write, ["operant card <run> [options]"], note)
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Repeat a run, or print help when none is named; return 1 if the outcome differs."""
+    from operant.training.reproduce import ReproduceConfig, reproduce
+
+    configs: list[type[Config]] = [ReproduceConfig, ProcessConfig]
+    if parse.asks_for_help(arguments):
+        usage = [
+            "operant reproduce <run> [options]",
+            "operant reproduce <module:Name> <run> [--env <module:Name>] [options]",
+        ]
+        note = (
+            "Trains again from the recorded options and seed, then compares checkpoint and\n"
+            "history bit by bit. Exit status: 0 identical, 1 different, 2 not repeatable."
+        )
+        print(tables.page(usage, note, tables.flags("Flags", configs)))
+        return 0
+    values = parse.parse(configs, arguments, "reproduce", positional="runs")
+    runs, agent = values.pop("runs"), None
+    if len(runs) > 1 and parse.is_own(runs[0]):
+        agent, runs = parse.leading_agent(runs, "reproduce")
+    if len(runs) != 1:
+        raise UsageError(f"reproduce takes the folder of one run. Received: {' '.join(runs) or 'none'}.")
+    config = ReproduceConfig.from_dict(values)
+    if not config.quiet:
+        wait("Loading JAX and Keras")
+    result = reproduce(runs[0], config, agent)
+    print(result)
+    return 0 if result.identical else 1
 
 
 def _made(

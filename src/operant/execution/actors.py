@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from operant.errors import value_error, whole
+from operant.errors import whole
 from operant.types import Action, Rollout, Tree
-
-MOST_ACTORS = 1 << 20
-"""More would take gigabytes before they act."""
 
 
 class ActorRow(NamedTuple):
@@ -141,8 +138,6 @@ class Actors:
     """
 
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
-        if n > MOST_ACTORS:
-            raise value_error("parallel_interactions", f"at most {MOST_ACTORS:,}", n)
         self._rows = rows
         self._actors = [Actor(i, carry) for i in range(n)]
         self._segments: list[tuple[int, list[ActorRow]]] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,12 +45,7 @@ class AgentCallbacks:
         self._agent = agent
         self.spaces_changed(agent.spaces)
         if self.saving is not None:
-            config, folder = self.saving, str(Path(self.saving.directory).absolute())
-
-            def write(append: str, keep: int | None) -> None:
-                save(folder, f"{config.filename}-{getattr(agent, append)}", keep)
-
-            self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
+            self._saver = Saver(self.saving, agent, save)
         if self.summarizing is not None:
             self._updates = agent.updates
             self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)

@@ -15,7 +15,6 @@ one after the other, `R` steps together, as plain arrays:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -127,27 +126,6 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
-    with _finished(folder, spaces, trace) as temporary:
-        while True:
-            path = folder / file_name(number)
-            try:
-                os.link(temporary, path)
-                return number
-            except FileExistsError:
-                number += 1
-            except OSError:  # a file system without links
-                try:
-                    path.touch(exist_ok=False)
-                except FileExistsError:
-                    number += 1
-                else:
-                    os.replace(temporary, path)
-                    return number
-
-
-@contextlib.contextmanager
-def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
-    """Write a whole temporary file, not named like a trace, and yield its path."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
@@ -160,8 +138,25 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())  # before it gets its name
-        yield temporary
+        while not _renamed(temporary, folder / file_name(number)):
+            number += 1
         durable.sync(folder)
+    return number
+
+
+def _renamed(temporary: Path, path: Path) -> bool:
+    """Give a file its name, unless that is taken."""
+    try:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            path.touch(exist_ok=False)
+            os.replace(temporary, path)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read(path: Path, spaces: Spaces) -> Trace:

@@ -155,8 +155,7 @@ def _curves(groups: Groups, config: PlotConfig) -> object:
             level=config.level,
             target=config.target,
             time_unit=config.time_unit,
-            colors={label: color for label, (color, _) in styles.items()},
-            dashes={label: dashes for label, (_, dashes) in styles.items()},
+            styles=styles,
             ax=drawing.add_subplot(rows, columns, i + 1),
         )
     return drawing
@@ -238,8 +237,6 @@ def _beginning(run: Run, column: str) -> float:
 
 def _final(run: Run, column: str) -> float:
     _, values = settled(run.columns, column, run.columns["step"])
-    if not values.size:
-        raise SpecError(f"The run {str(run.path)!r} has no episodes to plot.")
     return float(values[-1])
 
 

@@ -157,8 +157,6 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
             setup = ExperimentSetup(definition, environments, run, learner, runner.drivers[i])
             directory = Path(run.run_dir or "")
             training = setup.training(run, LoggerGroup(), directory / "checkpoints")
-            if run.weights:
-                setup.weights.load(setup.driver)
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(directory))
             together = len(runs) if runner.mapped else None

@@ -30,7 +30,9 @@ from operant.training.progress import Progress
 
 
 class ExperimentSetup:
-    """A built algorithm with the driver of its environments; the run's seed must be set.
+    """A built algorithm, with the weights that a run begins from, and the driver of its environments.
+
+    The run's seed must be set.
 
     A learner that has been built (`build`) is used, and a driver of another's.
 
@@ -60,6 +62,11 @@ class ExperimentSetup:
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
+        if run.weights:
+            train = self.driver.train
+            self.driver.put(
+                train._replace(state=load_weights(self.learner.algorithm, train.state, run.weights))
+            )
 
     def training(
         self,
@@ -132,14 +139,13 @@ class WeightFiles:
         self.origin = origin
         self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
-        self.begun_from = run.weights
         if self.paths:
             _one_for_each(self.models, "checkpoints", self.paths)
             if run.history_checkpoint is not None:
                 self.stay_out_of(run.history_checkpoint)
             _expect_places(self.paths)
-        if self.begun_from:
-            _expect_weights(self.models, self.begun_from)
+        if run.weights:
+            _expect_weights(self.models, run.weights)
 
     def stay_out_of(self, other: str | Path) -> None:
         """Refuse to write weights where something else is written: each would overwrite the other."""
@@ -169,11 +175,6 @@ class WeightFiles:
             return f"{files} left as before"
         self.save(train, judged=False)
         return f"the last weights were written to {files}"
-
-    def load(self, driver: Any) -> None:
-        """Load the given weights into a run that has not begun."""
-        train = driver.train
-        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.begun_from)))
 
 
 def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
