@@ -272,7 +272,9 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
 
 
 def test_trials_are_drawn_over_whole_numbers():
-    trials = [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)]
+    trials = [optuna.create_trial(value=1.0 * number) for number in range(3)]
+    for number, trial in enumerate(trials):
+        trial.number = number
     ticks = study_plots.history(trials).axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 

@@ -58,20 +58,14 @@ class AgentCallbacks:
             agent = self._agent
             self._recorder = Recorder(self.recording, spaces, agent.parallel_interactions, agent.episodes)
 
-    def acted(self, actors: Sequence[Actor]) -> None:
-        """Note the actions that actors took at their newest rows."""
-        if self._recorder is None:
-            return
-        for actor in actors:
-            row = actor.rows[-1]
-            self._recorder.act(actor.index, row.observation, self._agent.spaces.actions.clip(row.action))
-
-    def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note the outcome of an actor's last action."""
+    def observed(self, actor: Actor, reward: float, terminal: int, last: Flat | None) -> None:
+        """Note an actor's last action, that of its newest row, and the outcome."""
         if self._recorder is not None:
-            self._recorder.observe(actor, reward, terminal, last)
+            row, clip = actor.rows[-1], self._agent.spaces.actions.clip
+            step = row.observation, clip(row.action), reward, terminal
+            self._recorder.observe(actor.index, step, last)
         if self._summarizer is not None:
-            self._summarizer.observe(actor, reward, terminal)
+            self._summarizer.observe(actor.index, reward, terminal)
 
     def recount(self) -> None:
         """Continue counting from the agent's counters: something other than `observed` has moved them."""

@@ -275,7 +275,6 @@ class InteractiveAgent:
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
-        self._callbacks.acted(actors)
         return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else one.action)
 
     def _noise(self, actors: list[Actor]) -> Tree:
@@ -344,7 +343,7 @@ class InteractiveAgent:
         else:
             outcomes = self._outcomes(self._actors(parallel), reward, terminal, next_states)
         for outcome in outcomes:  # all of them were checked: what is refused changes nothing
-            self._callbacks.observed(outcome.actor.index, outcome.reward, outcome.terminal, outcome.last)
+            self._callbacks.observed(*outcome)
             self._complete(*outcome)
         self._learn()
         updates = self.updates - self._reported

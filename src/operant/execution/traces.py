@@ -30,6 +30,8 @@ from operant.spec import FolderConfig, option
 from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
+Step = tuple[Flat, Flat, float, int]
+"""Observation, action, reward and terminal."""
 
 
 class Trace(NamedTuple):
@@ -232,29 +234,21 @@ class Recorder:
         self.config = config
         self._folder = Path(config.directory).absolute()
         self._spaces = spaces
-        self._running: list[list[tuple[Flat, Flat, float, int]]] = [[] for _ in range(actors)]
-        self._pending: list[tuple[Flat, Flat] | None] = [None] * actors
+        self._running: list[list[Step]] = [[] for _ in range(actors)]
         self._finished: list[Trace] = []
         self._skip = config.start
         self._episodes = max([episodes, *(number + 1 for number in _numbers(self._folder))])
 
-    def act(self, actor: int, observation: Flat, action: Flat) -> None:
-        """Note what an actor saw and did."""
-        self._pending[actor] = (observation, action)
-
-    def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note its reward, and at an episode's end the observation after its last action, if known."""
-        step = self._pending[actor]
-        if step is not None:  # else it acted before this recorder was made: the agent was loaded
-            self._running[actor].append((*step, reward, terminal))
+    def observe(self, actor: int, step: Step, last: Flat | None) -> None:
+        """Note an actor's step, and at an episode's end the observation after its last action, if known."""
+        self._running[actor].append(step)
+        *_, terminal = step
         if not terminal:
             return
         steps, self._running[actor] = self._running[actor], []
         self._episodes += 1
         if self._skip:
             self._skip -= 1
-            return
-        if not steps:
             return
         self._finished.append(_trace(steps, last))
         if len(self._finished) == self.config.frequency:
@@ -291,7 +285,7 @@ def _numbers(folder: Path) -> list[int]:
     return [int(match[1]) for name in names if (match := re.fullmatch(r"trace-(\d+)\.npz", name))]
 
 
-def _trace(steps: list[tuple[Flat, Flat, float, int]], last: Flat | None) -> Trace:
+def _trace(steps: list[Step], last: Flat | None) -> Trace:
     observations, actions, rewards, terminals = zip(*steps, strict=True)
     return Trace(
         {name: np.stack([o[name] for o in observations]) for name in observations[0]},

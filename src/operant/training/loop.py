@@ -284,7 +284,8 @@ class TrainingLoop:
             self._account(unreported)
         if self.driver.processes == 1:  # with several processes, the others do something else by now
             with contextlib.suppress(Exception):
-                self._report_rest()
+                if self.step > self._logged[1]:
+                    self.loggers.record(self._record(self._metrics()))
             with contextlib.suppress(Exception):
                 self.save()
 
@@ -400,11 +401,6 @@ class TrainingLoop:
 
     def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
         return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")
-
-    @property
-    def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too: not only this part ends."""
-        return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
@@ -573,10 +569,6 @@ class TrainingLoop:
             finally:  # without what the callback added, if it fails
                 self.loggers.record(record)
 
-    def _report_rest(self) -> None:
-        if self.step > self._logged[1]:
-            self.loggers.record(self._record(self._metrics()))
-
     def _record(self, values: dict[str, float]) -> Record:
         return Record(self.step, self.progress.elapsed, {**values, **self._episode_scores()})
 
@@ -609,7 +601,8 @@ class TrainingLoop:
 
     def _watch(self) -> str | None:
         """Lower the learning rate on plateaus, or stop, only where a run in one part would."""
-        for verdict in self.progress.monitor.verdicts() if self._looks else ():
+        looks = (self._earlier + self._collected) % self.driver.blocks == 0
+        for verdict in self.progress.monitor.verdicts() if looks else ():
             if verdict == "stop":
                 return "early_stop"
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)
