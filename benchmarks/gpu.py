@@ -151,8 +151,9 @@ class Whole:
                 env=self.job.env, n_envs=self.job.envs, max_steps=driver.step + steps, seed=1, quiet=True
             )
             histories.append(History(self.folder / f"{time.monotonic_ns()}-{i}.parquet"))
-            loggers, specification = LoggerGroup(histories[-1:]), {"parallel_interactions": self.job.envs}
-            loops[i] = TrainingLoop(self.definition, driver, options, specification, loggers)
+            specification = {"parallel_interactions": self.job.envs}
+            loops[i] = TrainingLoop(self.definition, driver, options, specification)
+            loops[i].loggers = LoggerGroup(histories[-1:])
         before, began = int(self.population.steps.sum()), time.perf_counter()
         run_together(self.population, loops, lambda i, end: None, failed)
         for history in histories:

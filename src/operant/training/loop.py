@@ -23,7 +23,7 @@ from operant.errors import CheckpointError, reading, shown
 from operant.spec import runtime, traced
 from operant.spec.run import RunConfig
 from operant.tracking.console import wait
-from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, Record, numbers
+from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, LoggerGroup, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
@@ -92,7 +92,7 @@ def counted(limit: int | None, step: int, rows: int, rollout: int, begun: int) -
 
 
 class TrainingLoop:
-    """One training run: an algorithm, the driver that collects and learns, and where records go.
+    """One training run: an algorithm, and the driver that collects and learns.
 
     Args:
         directory: folder of the run's checkpoints; None: none are written.
@@ -108,7 +108,6 @@ class TrainingLoop:
         driver: Driver,
         run: RunConfig,
         specification: dict[str, Any],
-        loggers: Logger,
         directory: Path | None = None,
         on_best: Callable[[TrainState], None] | None = None,
         unjudged: Callable[[TrainState], str | None] | None = None,
@@ -118,7 +117,8 @@ class TrainingLoop:
         self.driver = driver
         self.run = run
         self.specification = specification
-        self.loggers = loggers
+        self.loggers: Logger = LoggerGroup()
+        """Where records go."""
         self.directory = directory
         self.on_best = on_best
         self.unjudged = unjudged

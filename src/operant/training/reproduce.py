@@ -235,7 +235,7 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
     environments = make_environments(run)
     try:
         session = ExperimentSetup(parse_agent(record.data["agent"]), environments, run)
-        training = session.training(run, LoggerGroup(), place / "checkpoints")
+        training = session.training(run, place / "checkpoints")
         training.progress.begin_at(record.origin)
         training.most_blocks = _blocks(record, session, config.max_steps)
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])

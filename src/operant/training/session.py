@@ -19,7 +19,6 @@ from operant.errors import MismatchError, SpecError, as_folder, shown, value_err
 from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
-from operant.tracking.record import Logger
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import Driver
@@ -69,11 +68,7 @@ class ExperimentSetup:
             )
 
     def training(
-        self,
-        run: RunConfig,
-        loggers: Logger,
-        directory: Path | None = None,
-        progress: Progress | None = None,
+        self, run: RunConfig, directory: Path | None = None, progress: Progress | None = None
     ) -> TrainingLoop:
         """Return a training run of this session; SpecError: weights would go where it keeps its own."""
         if directory is not None:
@@ -83,7 +78,6 @@ class ExperimentSetup:
             self.driver,
             run,
             self.specification,
-            loggers,
             directory,
             on_best=self.weights.save,
             unjudged=self.weights.save_unjudged,

@@ -215,7 +215,7 @@ def _prepared(
             environments = make_environments(run)
             stack.callback(environments.close)
             setup = ExperimentSetup(definition, environments, run)
-        training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
+        training = setup.training(run, directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows
                 refuse_rows_of_others(training)

@@ -26,7 +26,7 @@ from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import OperantError
 from operant.spec import plain
 from operant.spec.run import RunConfig, located
-from operant.tracking import History, LoggerGroup
+from operant.tracking import LoggerGroup
 from operant.training.child_process import TAIL, ChildProcess, ProcessLostError
 
 if TYPE_CHECKING:
@@ -257,6 +257,7 @@ def _seed(
 ) -> _SeedRun:
     from operant.training.environments import host_vector, make_environments
     from operant.training.evaluate import Evaluation, Evaluator
+    from operant.training.loggers import create_loggers
     from operant.training.session import ExperimentSetup
 
     if shared is None:
@@ -264,8 +265,8 @@ def _seed(
         stack.callback(shared[0].close)
     environments, *parts = shared
     session = ExperimentSetup(definition, environments, run, *parts)
-    training = session.training(run, LoggerGroup())
-    training.loggers = _loggers(run, training)
+    training = session.training(run)
+    training.loggers = create_loggers(None, run, training)
     stack.callback(_close, training.loggers)
     if episodes is None:
         return _SeedRun(training, None)
@@ -276,13 +277,6 @@ def _seed(
 def _close(loggers: LoggerGroup) -> None:
     with contextlib.suppress(OSError):  # a warning told of it; the trial's score is known, and counts
         loggers.close()
-
-
-def _loggers(run: RunConfig, training: TrainingLoop) -> LoggerGroup:
-    from operant.training.loggers import console
-
-    history: list[Any] = [History(run.history_checkpoint)] if run.history_checkpoint else []
-    return LoggerGroup([*history, console(run, training)])
 
 
 class _TrialRun:

@@ -56,7 +56,6 @@ from operant.execution.trainers.arguments import (
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import Config, default, options, plain
 from operant.spec.run import IMAGES, RunConfig, located
-from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
 from operant.tracking.record import EpisodeRecord, Logger, Record
@@ -343,7 +342,7 @@ class Trainer:
         run = RunConfig.from_dict({**self.run_config.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
+        training = self.session.training(run, checkpoints, self._progress)
         training.between_blocks = self._turns.let_in
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
@@ -608,7 +607,7 @@ class Trainer:
                 f"Received: {received}. For weights or a policy in another format: save(directory), then "
                 "Agent.load(directory=...).save(directory=..., format=...)."
             )
-        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
+        training = self.session.training(self.run_config, None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run_config.save_memory))
 
     @_by_one_thread
@@ -631,7 +630,7 @@ class Trainer:
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
         differing = self._differing(found)
-        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
+        training = self.session.training(self.run_config, None, self._progress)
         try:
             training.restore(found)
         except MismatchError as error:
