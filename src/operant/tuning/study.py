@@ -127,19 +127,13 @@ def connect(storage: str) -> Any:
                 f"The storage {shown(storage)!r} needs a database driver that is not installed. For "
                 "PostgreSQL: pip install 'operant[postgresql]'."
             ) from None
-        except (
-            sqlalchemy.exc.OperationalError,
-            sqlalchemy.exc.IntegrityError,
-            sqlalchemy.exc.ProgrammingError,
-        ) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
             # Processes that meet at a new database make its tables at the same time; all but one then find
             # them made.
             known = any(word in str(error).lower() for word in ("already exists", "unique", "locked"))
             if not known or attempt == _ATTEMPTS - 1:
                 raise _unreachable(storage, error) from None
             time.sleep(0.2 * (attempt + 1))
-        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-            raise _unreachable(storage, error) from None
     raise AssertionError
 
 
