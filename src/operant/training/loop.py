@@ -150,8 +150,7 @@ class TrainingLoop:
         self._saved_step = 0
         self._logged = 0.0, 0  # seconds and steps at the last report
         self._taken = 0.0, 0  # the same after the driver's last call
-        self._earlier = 0  # blocks of earlier parts of the run
-        self._collected = 0  # blocks that `blocks` has asked for
+        self._collected = 0  # blocks of all parts of the run, with those that `blocks` has asked for
         self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
         self._asked = 0  # blocks of the last call
         self._announced = 0  # blocks of the next call, where the driver may have begun it
@@ -174,7 +173,7 @@ class TrainingLoop:
         return self._counted(self.driver.step)
 
     def _counted(self, step: int) -> int:
-        rows, begun = (self._earlier + self._collected) * self._rollout, self.progress.origin.step
+        rows, begun = self._collected * self._rollout, self.progress.origin.step
         return counted(self.run.max_steps, step, rows, self._rollout, begun)
 
     @property
@@ -296,7 +295,7 @@ class TrainingLoop:
         self._logged = self._taken = self.progress.elapsed, self.step
         self.ended = None
         rows = int(self.driver.learnt.counters.rows)
-        self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
+        self._collected = rows * self.run.n_envs // self.driver.block_steps
         self._left = 0
         self._called_off = False
         self._end_by(math.inf)
@@ -309,7 +308,7 @@ class TrainingLoop:
         """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
         if not self._left:
             # Up to where a run in one part would look, too, so that a target is reached at the same step.
-            left = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
+            left = self.driver.blocks - self._collected % self.driver.blocks
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
             if self.run.max_steps is not None:
@@ -601,7 +600,7 @@ class TrainingLoop:
 
     def _watch(self) -> str | None:
         """Lower the learning rate on plateaus, or stop, only where a run in one part would."""
-        looks = (self._earlier + self._collected) % self.driver.blocks == 0
+        looks = self._collected % self.driver.blocks == 0
         for verdict in self.progress.monitor.verdicts() if looks else ():
             if verdict == "stop":
                 return "early_stop"

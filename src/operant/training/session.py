@@ -120,26 +120,23 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Dri
 
 
 class WeightFiles:
-    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
+    """The `checkpoints` files of a run: one for each model of the algorithm, variables only.
 
     Beside the variables, a file says which agent and networks they belong to, for `fitting`.
 
     Raises:
-        SpecError: they are not as many as the models, or cannot be written to or read from.
+        SpecError: they are not as many as the models, or cannot be written to.
     """
 
     def __init__(self, learner: Learner, run: RunConfig, origin: Mapping[str, Any]) -> None:
         self.algorithm = learner.algorithm
         self.origin = origin
-        self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
         if self.paths:
-            _one_for_each(self.models, "checkpoints", self.paths)
+            _one_for_each(self.algorithm.models, "checkpoints", self.paths)
             if run.history_checkpoint is not None:
                 self.stay_out_of(run.history_checkpoint)
             _expect_places(self.paths)
-        if run.weights:
-            _expect_weights(self.models, run.weights)
 
     def stay_out_of(self, other: str | Path) -> None:
         """Refuse to write weights where something else is written: each would overwrite the other."""
@@ -291,12 +288,12 @@ def _origin(path: str) -> Mapping[str, Any]:
 
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights, or are not as many as the models."""
-    if len(paths) != 1 or "weights" in _origin(paths[0]):
+    of_models = ["weights" in _origin(path) for path in paths]
+    if of_models != [False]:
         _one_for_each(models, "weights", paths)
-    for path in paths:
-        if len(paths) > 1 and "weights" not in _origin(path):
-            must = "files of one model each, or a single one of a whole agent"
-            raise value_error("weights", must, list(map(shown, paths)))
+    if len(paths) > 1 and not all(of_models):
+        must = "files of one model each, or a single one of a whole agent"
+        raise value_error("weights", must, list(map(shown, paths)))
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:
