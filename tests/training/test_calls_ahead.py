@@ -15,9 +15,9 @@ from operant.cli import main
 from operant.errors import BackendError, EnvError
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
-from operant.training.drivers import calls_ahead, device_driver
-from operant.training.drivers.calls_ahead import CallsAhead
+from operant.training.drivers import device_driver
 from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.driver import CallsAhead
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.loop import TrainingLoop
 from operant.training.multi_seed import run_together
@@ -52,7 +52,7 @@ def events(monkeypatch):
         return got
 
     monkeypatch.setattr(CallsAhead, "_begin", lambda *a: (happened.append("begin"), begin(*a))[1])
-    monkeypatch.setattr(calls_ahead.jax, "device_get", arrives)
+    monkeypatch.setattr(jax, "device_get", arrives)
     return happened
 
 
