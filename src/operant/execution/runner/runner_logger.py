@@ -1,4 +1,4 @@
-"""What `operant run` adds to a `Runner`: saves of the agent, event files for TensorBoard, a record of repeated runs."""
+"""What `operant run` adds to a `Runner`: saves of the agent, event files, a record of repeated runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RunnerLogger:
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
         place, _, folder = (summaries or "").partition(",")
-        self._logger = None if summaries is None else LoggerGroup([TensorBoard(Path(place) / folder)])
+        self._loggers = LoggerGroup([] if summaries is None else [TensorBoard(Path(place) / folder)])
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 
@@ -52,7 +52,7 @@ class RunnerLogger:
         if self._directory and now - self._saved >= SAVE_SECONDS:
             with durable.outliving(f"The agent is not saved in {self._directory!r}"):
                 self._save(runner)
-        if self._logger is not None and now - self._recorded >= RECORD_SECONDS:
+        if now - self._recorded >= RECORD_SECONDS:
             self._record(runner)
         return True
 
@@ -62,16 +62,14 @@ class RunnerLogger:
             if self._directory:
                 self._save(runner)
         finally:
-            if self._logger is not None:
-                self._record(runner)
-                self._logger.close()
+            self._record(runner)
+            self._loggers.close()
 
     def _save(self, runner: Runner) -> None:
         self._saved = time.monotonic()
         runner.agent.save(self._directory, filename=self._name)
 
     def _record(self, runner: Runner) -> None:
-        assert self._logger is not None
         self._recorded = time.monotonic()
         values = {"episode/count": float(runner.episodes), "update/count": float(runner.updates)}
         if returns := runner.episode_returns[-self._horizon :]:
@@ -84,7 +82,7 @@ class RunnerLogger:
             values["evaluation/length_mean"] = statistics.fmean(runner.evaluation_timesteps[-self._horizon :])
         if runner.agent.engine is not None:
             values |= runner.agent.engine.metrics("run")
-        self._logger.record(Record(runner.timesteps, self._recorded - self._began, values))
+        self._loggers.record(Record(runner.timesteps, self._recorded - self._began, values))
 
 
 def _expect_place(directory: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the training loop needs of a driver, what all of them share, and the calls that a device goes ahead with."""
+"""What the training loop needs of a driver, what all of them share, and the calls that go ahead."""
 
 from __future__ import annotations
 
