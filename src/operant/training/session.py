@@ -288,10 +288,9 @@ def _origin(path: str) -> Mapping[str, Any]:
 
 def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights, or are not as many as the models."""
-    of_models = ["weights" in _origin(path) for path in paths]
-    if of_models != [False]:
+    if len(paths) != 1 or "weights" in _origin(paths[0]):
         _one_for_each(models, "weights", paths)
-    if len(paths) > 1 and not all(of_models):
+    if len(paths) > 1 and not all("weights" in _origin(path) for path in paths):
         must = "files of one model each, or a single one of a whole agent"
         raise value_error("weights", must, list(map(shown, paths)))
 
