@@ -43,7 +43,6 @@ from operant.envs.native import ids
 from operant.spec import presets
 from operant.spec.run import RunConfig
 from operant.tracking import History, LoggerGroup
-from operant.training.drivers import calls_ahead
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.loop import TrainingLoop
 from operant.training.multi_seed import run_together
@@ -151,8 +150,9 @@ class Whole:
                 env=self.job.env, n_envs=self.job.envs, max_steps=driver.step + steps, seed=1, quiet=True
             )
             histories.append(History(self.folder / f"{time.monotonic_ns()}-{i}.parquet"))
-            loggers, specification = LoggerGroup(histories[-1:]), {"parallel_interactions": self.job.envs}
-            loops[i] = TrainingLoop(self.definition, driver, options, specification, loggers)
+            specification = {"parallel_interactions": self.job.envs}
+            loops[i] = TrainingLoop(self.definition, driver, options, specification)
+            loops[i].loggers = LoggerGroup(histories[-1:])
         before, began = int(self.population.steps.sum()), time.perf_counter()
         run_together(self.population, loops, lambda i, end: None, failed)
         for history in histories:
@@ -168,18 +168,18 @@ def failed(seed: int, fault: str) -> None:
 
 def fetched(population: MultiSeedRunner) -> float:
     """Return the bytes that a call brings to the host, for each environment step."""
-    get, sizes = calls_ahead.jax.device_get, []
+    get, sizes = jax.device_get, []
 
     def note(tree: Any) -> Any:
         sizes.append(sum(x.nbytes for x in jax.tree.leaves(tree)))
         return get(tree)
 
     before = int(population.steps.sum())
-    calls_ahead.jax.device_get = note
+    jax.device_get = note
     try:
         population.advance(population.blocks)
     finally:
-        calls_ahead.jax.device_get = get
+        jax.device_get = get
     return sum(sizes) / (int(population.steps.sum()) - before)
 
 

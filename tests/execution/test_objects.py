@@ -138,7 +138,7 @@ def test_a_program_that_is_started_again_goes_on_where_it_was(tmp_path):
             assert (agent.steps > 0) == (limit == 64) and agent.run_config.seed == 3
             agent.fit(max_steps=limit)
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert len(record["resumed"]) == 1 and record["fits"] == 1
+    assert len(record["resumed"]) == 1
     steps = list(read_history(folder / "history.parquet")["step"])
     assert steps == sorted(steps) and len(steps) == agent.games
     with pytest.raises(UsageError, match="run_dir must be a new or empty folder"):

@@ -18,7 +18,7 @@ from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces
 from operant.execution.runner import fast_path, interaction
-from operant.execution.runner.bar import Bar
+from operant.execution.runner.run_statistics import Bar
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}
@@ -737,7 +737,7 @@ def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch):
 
 
 def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
-    from operant.execution.runner import bar as module
+    from operant.execution.runner import run_statistics as module
 
     stream = io.StringIO()
     bar = Bar("timesteps", None, stream)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import jax
@@ -393,12 +394,12 @@ def no_space(*_):
 
 
 def test_a_saver_of_a_loaded_agent_counts_from_there():
-    counts, saved = {"updates": 105, "timesteps": 500}, []
+    loaded, saved = SimpleNamespace(updates=105, timesteps=500), []
     config = saving.SaverConfig.parse({"directory": "x", "frequency": 10})
-    saver = saving.Saver(config, lambda append, keep: saved.append(counts[append]), counts.__getitem__)
-    for counts["updates"] in range(105, 130):
+    saver = saving.Saver(config, loaded, lambda folder, name, keep: saved.append(name))
+    for loaded.updates in range(105, 130):
         saver.save_if_due()
-    assert saved == [115, 125]
+    assert saved == ["agent-115", "agent-125"]
 
 
 def test_saver_by_the_clock(tmp_path, monkeypatch):
@@ -415,6 +416,7 @@ def test_saver_by_the_clock(tmp_path, monkeypatch):
 WRITER = """
 import contextlib, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from operant.checkpoint import durable
 with contextlib.ExitStack() as stack:
     for argument in sys.argv[1:]:

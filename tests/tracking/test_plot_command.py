@@ -4,9 +4,11 @@ import json
 import math
 import shutil
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from optuna.trial import TrialState
 
 from operant.cli import main
 from operant.errors import SpecError, UsageError
@@ -415,7 +417,7 @@ def test_plot_without_runs():
 
 
 def trial(number, value=None, state="complete", **params):
-    return study_plots.Trial(number, state, value, params)
+    return SimpleNamespace(number=number, state=TrialState[state.upper()], value=value, params=params)
 
 
 def texts(figure):
@@ -436,7 +438,7 @@ def test_pictures_of_a_study():
     )
     words = texts(study_plots.importances({"lr": 0.9, "n_steps": 0.099, "x": 0.001}, 60, "title"))
     assert all(word in words for word in ("0.90", "0.10", "<0.01", "n steps"))
-    complete = [t for t in trials if t.state == "complete"]
+    complete = [t for t in trials if t.state is TrialState.COMPLETE]
     words = texts(study_plots.parallel(complete, {"lr"}, "a $x$ title"))
     assert all(
         word in words

@@ -6,7 +6,6 @@ from tests.execution.test_agent import CHOICE, NET, ROLLOUT, STATE
 
 from operant import Agent, checkpoint
 from operant.agents.base.agent_spec import parse_agent
-from operant.tracking import LoggerGroup
 from operant.training.environments import make_environments
 from operant.training.session import ExperimentSetup
 from operant.training.train import resumed
@@ -40,5 +39,5 @@ def opened(directory):
     plan = resumed(directory, {})
     run = plan.run.replace(checkpoints=(), weights=())
     session = ExperimentSetup(parse_agent(plan.agent), make_environments(run), run)
-    session.training(run, LoggerGroup()).restore(checkpoint.newest(f"{directory}/checkpoints"))
+    session.training(run).restore(checkpoint.newest(f"{directory}/checkpoints"))
     return session, run

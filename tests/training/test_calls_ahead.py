@@ -14,10 +14,10 @@ from operant import checkpoint
 from operant.cli import main
 from operant.errors import BackendError, EnvError
 from operant.spec.run import RunConfig
-from operant.tracking import LoggerGroup, read_history
-from operant.training.drivers import calls_ahead, device_driver
-from operant.training.drivers.calls_ahead import CallsAhead
+from operant.tracking import read_history
+from operant.training.drivers import device_driver
 from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.drivers.driver import CallsAhead
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.loop import TrainingLoop
 from operant.training.multi_seed import run_together
@@ -52,7 +52,7 @@ def events(monkeypatch):
         return got
 
     monkeypatch.setattr(CallsAhead, "_begin", lambda *a: (happened.append("begin"), begin(*a))[1])
-    monkeypatch.setattr(calls_ahead.jax, "device_get", arrives)
+    monkeypatch.setattr(jax, "device_get", arrives)
     return happened
 
 
@@ -135,10 +135,9 @@ def test_seeds_in_one_program_go_ahead_too(like_an_accelerator, events):
             run = RunConfig(
                 env="X", n_envs=3, max_steps=288, target_reward=target, reward_buffer_size=3, quiet=True
             )
-            loggers = LoggerGroup()
-            loggers.episodes = rows[i].extend
             specification = {"parallel_interactions": 3}
-            trainings[i] = TrainingLoop(None, runner.drivers[i], run, specification, loggers)
+            trainings[i] = TrainingLoop(None, runner.drivers[i], run, specification)
+            trainings[i].loggers.episodes = rows[i].extend
             trainings[i]._set_pace = lambda seconds, made=trainings[i]: setattr(made, "_pace", 4)
         run_together(runner, trainings, ends.__setitem__, ends.__setitem__)
         states = [jax.device_get(driver.learnt) for driver in runner.drivers]

@@ -45,20 +45,20 @@ def test_masks_that_come_with_the_first_states_leave_loaded_weights(spec, tmp_pa
     assert loaded.updates > agent.updates
 
 
-def test_a_recorder_that_begins_between_act_and_observe_records_what_follows(tmp_path):
+def test_a_recorder_that_begins_between_act_and_observe_records_from_that_step_on(tmp_path):
     agent = create()
     agent.act(np.ones(3, np.float32))
     agent.save(tmp_path)
-    for lengths in ([], [3, 1]):
+    for lengths, recorded in (([], [1]), ([3, 1], [1, 4, 1])):
         with Agent.load(tmp_path, recorder=str(tmp_path / "traces")) as loaded:
             loaded.observe(reward=1.0, terminal=not lengths)
             for length in lengths:
                 for left in reversed(range(length)):
                     loaded.act(np.ones(3, np.float32))
                     loaded.observe(reward=1.0, terminal=left == 0)
-        found = [] if not lengths else traces.files(tmp_path / "traces")
-        assert [len(traces.read(file, agent.spaces).reward) for file in found] == lengths
-    assert len(list((tmp_path / "traces").iterdir())) == 2
+        found = traces.files(tmp_path / "traces")
+        assert [len(traces.read(file, agent.spaces).reward) for file in found] == recorded
+    assert len(list((tmp_path / "traces").iterdir())) == 3
 
 
 def test_a_recorder_keeps_last_states_of_an_environment_that_writes_to_them(tmp_path):

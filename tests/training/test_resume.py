@@ -22,7 +22,7 @@ from operant.agents.base.agent_spec import parse_agent
 from operant.cli import main
 from operant.errors import SpecError
 from operant.spec.run import RunConfig
-from operant.tracking import LoggerGroup, read_history
+from operant.tracking import read_history
 from operant.tracking.runs import read
 from operant.training.reproduce import reproduce
 from operant.training.train import finished, resumed
@@ -380,9 +380,7 @@ def test_a_rate_that_plateaus_reduced_is_that_which_is_given(tmp_path, monkeypat
 
     session, _ = opened("run")
     session.driver.scale_lr(0.01)
-    training = session.training(
-        RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}), LoggerGroup()
-    )
+    training = session.training(RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "seed": 3}))
     training.restore(checkpoint.newest("run/checkpoints"))
     session.driver.scale_lr(0.01)
     training.write(Path("run/checkpoints"), keep=None, memory=True)

@@ -104,7 +104,9 @@ def training(clock, returns=(), origin=None, step=0, elapsed=0.0, blocks=1, **op
     if origin is not None:
         progress.begin_at(origin)
     driver = Pretended(clock, returns, step, blocks)
-    return TrainingLoop(None, driver, run, {}, Sink(), progress=progress)
+    loop = TrainingLoop(None, driver, run, {}, progress=progress)
+    loop.loggers = Sink()
+    return loop
 
 
 def test_a_target_is_reached_by_the_mean_of_a_full_window(clock):

@@ -29,8 +29,7 @@ from operant.spec.run import RunConfig
 from operant.tracking import read_history, study_plots
 from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
-from operant.tuning.plan import NOT_TUNED
-from operant.tuning.ranges import Range, corners, split
+from operant.tuning.plan import NOT_TUNED, Range, corners, split
 from operant.tuning.trial import TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
@@ -273,7 +272,9 @@ def test_a_study_in_which_no_trial_has_all_parameters_is_drawn(tmp_path):
 
 
 def test_trials_are_drawn_over_whole_numbers():
-    trials = [study_plots.Trial(number, "complete", 1.0 * number, {}) for number in range(3)]
+    trials = [optuna.create_trial(value=1.0 * number) for number in range(3)]
+    for number, trial in enumerate(trials):
+        trial.number = number
     ticks = study_plots.history(trials).axes[0].get_xticks()
     assert {0, 1, 2} <= set(ticks) and all(tick == round(tick) for tick in ticks)
 

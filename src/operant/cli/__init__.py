@@ -33,16 +33,12 @@ _MODULES = {
     "train": "training",
     "play": "playing",
     "tune": "tuning",
-    "reproduce": "reproducing",
-    "plot": "plotting",
-    "report": "reporting",
-    "card": "publishing",
     "run": "running",
     "serve": "serving",
     "list": "listing",
     "completion": "completing",
 }
-
+"""Modules whose `run` is the command; the others are functions of `documents`."""
 
 HABITS = {
     **dict.fromkeys(("eval", "evaluate", "test"), "play {} --episodes 100"),
@@ -72,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks must not end a command
                 stream.reconfigure(errors="replace")
         arguments = list(sys.argv[1:] if argv is None else argv)
-        module = _module(arguments)
+        run = _command(arguments)
         try:
             with signals.terminating(), signals.answered():  # else a scheduler would take a run for done
-                return 0 if module is None else int(module.run(arguments[1:]))
+                return 0 if run is None else int(run(arguments[1:]))
         finally:
             if (console := sys.modules.get("operant.tracking.console")) is not None:
                 console.Ticker.end()
@@ -103,8 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _module(arguments: list[str]) -> Any:
-    """Return the module of a command; None if help or the version was asked for, and printed."""
+def _command(arguments: list[str]) -> Any:
+    """Return the function of a command; None if help or the version was asked for, and printed."""
     from operant.errors import UsageError, suggest
 
     if arguments and arguments[0] == "help" and arguments[1:]:  # operant help train
@@ -134,4 +130,6 @@ def _module(arguments: list[str]) -> Any:
         if command.lower() in (*AGENTS, *ALIASES):
             raise UsageError(f"{command!r} is an agent. Use: operant train {command.lower()} --env ENV")
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
-    return importlib.import_module(f"operant.cli.{_MODULES[command]}")
+    if command in _MODULES:
+        return importlib.import_module(f"operant.cli.{_MODULES[command]}").run
+    return getattr(importlib.import_module("operant.cli.documents"), command)

@@ -212,29 +212,17 @@ def _stray(
 
     `known` are flags by name; if `tuned`, those of options with a search kind take several values.
     """
-
-    def before(at: int) -> tuple[int, argparse.Action | None]:
-        """Return the index of the flag before an argument (-1: there is none), and its action, if known."""
-        flags = (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i]))
-        begun = max(flags, default=-1)
-        name = arguments[begun].partition("=")[0]
-        matches = (action for action in known.values() if begun >= 0 and name in action.option_strings)
-        return begun, next(matches, None)
-
-    def taken(at: int) -> bool:
-        """Tell whether an argument is a value of the flag before it."""
-        begun, action = before(at)
-        if action is None or action.nargs == 0 or "=" in arguments[begun]:  # it has its value
-            return False
-        return action.nargs is not None or begun == at - 1
-
     places = [i for i, argument in enumerate(arguments) if argument == bad]
-    at = next((i for i in places if not taken(i)), places[0])
-    begun, action = before(at)
+    values = {i + 1 for i, word in enumerate(arguments) if word.startswith("-") and "=" not in word}
+    at = next((i for i in reversed(places) if i not in values), places[0])
+    flags = (i for i in range(at) if arguments[i].startswith("-") and not _NEGATIVE.match(arguments[i]))
+    begun = max(flags, default=-1)
+    name = arguments[begun].partition("=")[0]
+    matches = (action for action in known.values() if begun >= 0 and name in action.option_strings)
+    action = next(matches, None)
     text = f"Unknown argument {bad!r} for {command}."
     words: dict[Any, str] = {0: "no value", None: "one value"}
     if action is not None and action.nargs in words:
-        name = arguments[begun].partition("=")[0]
         why = " is not tuned (it has no hp_type), so it" if tuned else ""
         received = " ".join(arguments[begun : at + 1])
         switch = "" if action.nargs is None else _switched(action.option_strings, bad)

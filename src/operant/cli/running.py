@@ -14,7 +14,7 @@ from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
 from operant.tracking.console import tell, wait
 
 if TYPE_CHECKING:
-    from operant.execution.runner.repeats import Run
+    from operant.execution.runner.runner_logger import Run
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -29,7 +29,7 @@ USAGE = (
 def run(arguments: list[str]) -> int:
     """Run, or print help when nothing was asked for."""
     if parse.asks_for_help(arguments):
-        print(help_text())
+        print(tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT)))
         return 0
     config = RunnerConfig.from_dict(parse.parse([RunnerConfig, ProcessConfig], arguments, "run", short=SHORT))
     if config.remote == "socket-server":
@@ -37,23 +37,18 @@ def run(arguments: list[str]) -> int:
         return 0
     if not config.quiet:
         wait("Loading JAX and Keras")
-    from operant.execution.runner import repeats
+    from operant.execution.runner.runner_logger import write_runs
 
-    runs: list[repeats.Run] = []
+    runs: list[Run] = []
     here = _located(config)
     try:
         for i in range(here.repeat):
             _once(here, _agent(here, i), runs)
     finally:
         if config.path is not None and here.path is not None and runs:
-            for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
+            for path in write_runs(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
                 tell(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
-
-
-def help_text() -> str:
-    """Return usage and the table of flags."""
-    return tables.page(USAGE, tables.flags("Flags", [RunnerConfig, ProcessConfig], short=SHORT))
 
 
 def _located(config: RunnerConfig) -> RunnerConfig:
@@ -74,9 +69,8 @@ def _is_place(option: str, value: str) -> bool:
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
-    from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
-    from operant.execution.runner.runner_logger import RunnerLogger
+    from operant.execution.runner.runner_logger import RunnerLogger, recorded
 
     single = config.num_parallel is None
     with (

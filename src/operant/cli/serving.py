@@ -9,13 +9,8 @@ from operant.envs.remote.serve import ServeConfig, serve
 def run(arguments: list[str]) -> int:
     """Serve environments, or print help when there is nothing to serve."""
     if parse.asks_for_help(arguments):
-        print(help_text())
+        usage = "operant serve --level <environment id> --port <port> [options]"
+        print(tables.page([usage], tables.flags("Flags", [ServeConfig])))
         return 0
     serve(ServeConfig.from_dict(parse.parse([ServeConfig], arguments, "serve")))
     return 0
-
-
-def help_text() -> str:
-    """Return usage and the table of flags."""
-    usage = "operant serve --level <environment id> --port <port> [options]"
-    return tables.page([usage], tables.flags("Flags", [ServeConfig]))

@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from operant.errors import value_error, whole
+from operant.errors import whole
 from operant.types import Action, Rollout, Tree
-
-MOST_ACTORS = 1 << 20
-"""More would take gigabytes before they act."""
 
 
 class ActorRow(NamedTuple):
@@ -141,8 +138,6 @@ class Actors:
     """
 
     def __init__(self, n: int, rows: int, carry: Tree, first_row: int) -> None:
-        if n > MOST_ACTORS:
-            raise value_error("parallel_interactions", f"at most {MOST_ACTORS:,}", n)
         self._rows = rows
         self._actors = [Actor(i, carry) for i in range(n)]
         self._segments: list[tuple[int, list[ActorRow]]] = []
@@ -225,7 +220,7 @@ class Actors:
         parts |= {f"segment-{i}": rows for i, (_, rows) in enumerate(self._segments)}
         parts = {name: rows for name, rows in parts.items() if rows}
         tree = {
-            "rows": {name: stack(_filled(rows)) for name, rows in parts.items()},
+            "rows": {name: _stacked(rows) for name, rows in parts.items()},
             "carry": stack([a.carry for a in self]),
         }
         shapes = {
@@ -251,7 +246,10 @@ class Actors:
 
     def restore(self, tree: dict[str, Any], shapes: dict[str, Any]) -> None:
         """Put back what `snapshot` returned."""
-        rows = {name: _unstack(part, shapes["rows"][name]) for name, part in tree["rows"].items()}
+        rows = {
+            name: [jax.tree.map(lambda x, i=i: np.asarray(x[i]), part) for i in range(shapes["rows"][name])]
+            for name, part in tree["rows"].items()
+        }
         for i, actor in enumerate(self):
             row, first, length, acted = shapes["actors"][i]
             actor.row, actor.length = whole("row", row, 0), whole("length", length, 0)
@@ -268,17 +266,9 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _unstack(tree: ActorRow, count: int) -> list[ActorRow]:
-    rows = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), tree) for i in range(count)]
-    return [
-        r._replace(
-            reward=float(r.reward),
-            terminated=bool(r.terminated),
-            truncated=bool(r.truncated),
-            valid=bool(r.valid),
-        )
-        for r in rows
-    ]
+def _stacked(rows: Sequence[ActorRow]) -> ActorRow:
+    whole: ActorRow = stack(rows)
+    return whole._replace(reward=np.float32(whole.reward))
 
 
 def _idle(row: ActorRow) -> ActorRow:
@@ -286,18 +276,6 @@ def _idle(row: ActorRow) -> ActorRow:
     return row._replace(
         action=action, extras=extras, reward=0.0, terminated=False, truncated=False, valid=False
     )
-
-
-def _filled(rows: list[ActorRow]) -> list[ActorRow]:
-    return [
-        r._replace(
-            reward=np.float32(r.reward),
-            terminated=np.bool_(r.terminated),
-            truncated=np.bool_(r.truncated),
-            valid=np.bool_(r.valid),
-        )
-        for r in rows
-    ]
 
 
 def block_of(segments: list[tuple[int, list[ActorRow]]]) -> Rollout:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,12 +45,7 @@ class AgentCallbacks:
         self._agent = agent
         self.spaces_changed(agent.spaces)
         if self.saving is not None:
-            config, folder = self.saving, str(Path(self.saving.directory).absolute())
-
-            def write(append: str, keep: int | None) -> None:
-                save(folder, f"{config.filename}-{getattr(agent, append)}", keep)
-
-            self._saver = Saver(config, write, lambda name: int(getattr(agent, name)))
+            self._saver = Saver(self.saving, agent, save)
         if self.summarizing is not None:
             self._updates = agent.updates
             self._summarizer = Summarizer(self.summarizing, agent.parallel_interactions)
@@ -64,20 +58,14 @@ class AgentCallbacks:
             agent = self._agent
             self._recorder = Recorder(self.recording, spaces, agent.parallel_interactions, agent.episodes)
 
-    def acted(self, actors: Sequence[Actor]) -> None:
-        """Note the actions that actors took at their newest rows."""
-        if self._recorder is None:
-            return
-        for actor in actors:
-            row = actor.rows[-1]
-            self._recorder.act(actor.index, row.observation, self._agent.spaces.actions.clip(row.action))
-
-    def observed(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note the outcome of an actor's last action."""
+    def observed(self, actor: Actor, reward: float, terminal: int, last: Flat | None) -> None:
+        """Note an actor's last action, that of its newest row, and the outcome."""
         if self._recorder is not None:
-            self._recorder.observe(actor, reward, terminal, last)
+            row, clip = actor.rows[-1], self._agent.spaces.actions.clip
+            step = row.observation, clip(row.action), reward, terminal
+            self._recorder.observe(actor.index, step, last)
         if self._summarizer is not None:
-            self._summarizer.observe(actor, reward, terminal)
+            self._summarizer.observe(actor.index, reward, terminal)
 
     def recount(self) -> None:
         """Continue counting from the agent's counters: something other than `observed` has moved them."""

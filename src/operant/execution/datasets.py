@@ -136,7 +136,9 @@ def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) ->
         raise SpecError(f"name must be such as 'group/name-v0'. Received: name={name!r} ({error}).") from None
     if name in minari.list_local_datasets():
         raise SpecError(f"There is a Minari dataset {name!r} already. Give another name or version.")
-    observation_space, action_space = to_gymnasium(_with_masks(spaces)), to_gymnasium(spaces.actions)
+    masks = {action: spaces.mask_leaf(action) for action in spaces.masks}
+    observation_space = to_gymnasium(Space(beside(spaces.states.tree, masks), "state"))
+    action_space = to_gymnasium(spaces.actions)
     _, codec = from_gymnasium(observation_space, action_space, channels_first=False)
     buffers = [
         minari.data_collector.EpisodeBuffer(
@@ -165,11 +167,6 @@ def write(name: str, spaces: Spaces, recorded: Iterable[Trace], **about: Any) ->
             **about,
         )
     return Path(dataset.storage.data_path).parent
-
-
-def _with_masks(spaces: Spaces) -> Space:
-    masks = {action: spaces.mask_leaf(action) for action in spaces.masks}
-    return Space(beside(spaces.states.tree, masks), "state")
 
 
 def _episodes(recorded: Iterable[Trace]) -> Iterator[tuple[Flat, Flat, np.ndarray, np.ndarray]]:

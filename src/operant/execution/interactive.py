@@ -158,12 +158,12 @@ class InteractiveAgent:
     @property
     def timesteps(self) -> int:
         """Environment steps that the agent acted in."""
-        return self._engine.counter("timesteps") + sum(row.valid for row in self.actors.waiting)
+        return self._engine.counter("timesteps") + sum(1 for row in self.actors.waiting if row.valid)
 
     @property
     def episodes(self) -> int:
         """Episodes that ended."""
-        ended = sum(row.terminated or row.truncated for row in self.actors.waiting)
+        ended = sum(1 for row in self.actors.waiting if row.terminated or row.truncated)
         return self._engine.counter("episodes") + ended
 
     @property
@@ -275,7 +275,6 @@ class InteractiveAgent:
             actor.row += 1
             actor.first, actor.acted = False, True
             actor.length += 1
-        self._callbacks.acted(actors)
         return self._emitted(jax.tree.unflatten(structure, leaves).action if batched else one.action)
 
     def _noise(self, actors: list[Actor]) -> Tree:
@@ -344,7 +343,7 @@ class InteractiveAgent:
         else:
             outcomes = self._outcomes(self._actors(parallel), reward, terminal, next_states)
         for outcome in outcomes:  # all of them were checked: what is refused changes nothing
-            self._callbacks.observed(outcome.actor.index, outcome.reward, outcome.terminal, outcome.last)
+            self._callbacks.observed(*outcome)
             self._complete(*outcome)
         self._learn()
         updates = self.updates - self._reported

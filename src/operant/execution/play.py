@@ -94,10 +94,11 @@ class PlayConfig(Config):
         return bool(self.outputs)
 
     def located(self) -> PlayConfig:
-        """Return the options with absolute folders: an environment may change the working directory."""
+        """Return the options with absolute paths: an environment may change the working directory."""
         folders = {name: getattr(self, name) for name in ("video_dir", "frame_dir")}
         folders = {name: str(Path(path).absolute()) for name, path in folders.items() if path is not None}
-        return self.replace(**folders)
+        weights = tuple(path and str(Path(path).absolute()) for path in self.weights)
+        return self.replace(**folders, weights=weights)
 
 
 class PlayResult(NamedTuple):
@@ -238,8 +239,6 @@ def _prepared(
     definition = parse_agent(agent, **options)
     if newest is None:  # else the networks are those of the checkpoint
         definition = fitting(definition, config.weights)
-    # Absolute, since they are read after the environment is made, which may change the working directory.
-    weights = tuple(path and str(Path(path).absolute()) for path in config.weights)
     env = environment(config)
     try:
         definition = definition.limited(env.max_episode_timesteps)
@@ -250,7 +249,7 @@ def _prepared(
         actors = saved["parallel_interactions"] if saved else getattr(definition.config, "mini_batches", 1)
         with guard:
             learner = Learner(definition.cls.create(definition.config, env.spaces, actors))
-        train = _train(learner, config.replace(weights=weights), newest)
+        train = _train(learner, config, newest)
     except BaseException:
         env.close()
         raise

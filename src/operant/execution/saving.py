@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,33 +54,31 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
     weights = None
     if saved is None and format != "checkpoint":
         whole = None if filename is None or not folder.is_dir() else checkpoint.newest(folder, filename)
-        weights = find_weights(folder, filename, format, numbered=format is not None or whole is None)
+        kinds = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
+        weights = find_file(folder, filename, kinds, numbered=format is not None or whole is None)
     if weights is None and format in FORMATS:
         raise CheckpointError(f"There are no weights (*{FORMATS[format]}) in {str(directory)!r}.")
     return weights or saved or checkpoint_in(folder, filename, numbered=True)
 
 
-def find_weights(directory: Path, filename: str | None, format: str | None, *, numbered: bool) -> Path | None:
-    """Return a weights file in a folder, or None: the one of that name, or without a name the newest.
+def find_file(
+    folder: Path, filename: str | None, suffixes: Sequence[str], *, numbered: bool = False
+) -> Path | None:
+    """Return a file in a folder (or the folder, if it is one), or None: that of the name, else the newest.
 
-    With `numbered` a name stands for the newest ``<filename>-<number>``, too.
+    The name may lack one of the suffixes; with `numbered` it stands for the newest ``<filename>-<number>``,
+    too.
     """
-    suffixes = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
-    if directory.suffix in suffixes and directory.is_file():
-        return directory
-    if filename is not None:
-        names = (
-            [filename]
-            if Path(filename).suffix in suffixes
-            else [f"{filename}{suffix}" for suffix in suffixes]
-        )
-        paths = [directory / name for name in names if (directory / name).is_file()]
-        if not paths and numbered and directory.is_dir():
-            endings = "|".join(map(re.escape, suffixes))
-            pattern = re.compile(rf"{re.escape(filename)}-\d+({endings})")
-            paths = [path for path in directory.iterdir() if pattern.fullmatch(path.name)]
+    if folder.suffix in suffixes and folder.is_file():
+        return folder
+    if filename is None:
+        paths = [p for suffix in suffixes for p in folder.glob(f"*{suffix}") if not p.name.startswith(".")]
     else:
-        paths = [p for suffix in suffixes for p in directory.glob(f"*{suffix}") if not p.name.startswith(".")]
+        endings = ("",) if Path(filename).suffix in suffixes else suffixes
+        paths = [path for ending in endings if (path := folder / f"{filename}{ending}").is_file()]
+        if not paths and numbered and folder.is_dir():
+            pattern = re.compile(rf"{re.escape(filename)}-\d+({'|'.join(map(re.escape, suffixes))})")
+            paths = [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
@@ -148,23 +146,22 @@ class Saver:
 
     Args:
         config: its options.
-        save: writes one: called with the counter to add to its name, and how many to keep.
-        count: returns a counter by name.
+        agent: what has the counters.
+        save: writes one: called with folder, name, and how many to keep.
     """
 
-    def __init__(
-        self, config: SaverConfig, save: Callable[[str, int | None], Any], count: Callable[[str], int]
-    ) -> None:
+    def __init__(self, config: SaverConfig, agent: Any, save: Callable[[str, str, int | None], Any]) -> None:
         self.config = config
-        self._save, self._count = save, count
+        self._folder = str(Path(config.directory).absolute())
+        self._agent, self._save = agent, save
         self._last = self._now()
         self._saved: tuple[int, int] | None = self._state()
 
     def _now(self) -> float:
-        return time.monotonic() if self.config.unit == "seconds" else self._count(self.config.unit)
+        return time.monotonic() if self.config.unit == "seconds" else getattr(self._agent, self.config.unit)
 
     def _state(self) -> tuple[int, int]:
-        return self._count("timesteps"), self._count("updates")
+        return self._agent.timesteps, self._agent.updates
 
     def changed(self) -> None:
         """Take note of a change that the counters do not show."""
@@ -179,8 +176,9 @@ class Saver:
                 self._write()
 
     def _write(self) -> None:
-        append = "timesteps" if self.config.unit == "seconds" else self.config.unit
-        self._save(append, self.config.max_checkpoints)
+        counter = "timesteps" if self.config.unit == "seconds" else self.config.unit
+        name = f"{self.config.filename}-{getattr(self._agent, counter)}"
+        self._save(self._folder, name, self.config.max_checkpoints)
         self._saved = self._state()
 
     def close(self) -> None:

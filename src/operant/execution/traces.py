@@ -15,7 +15,6 @@ one after the other, `R` steps together, as plain arrays:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -31,6 +30,8 @@ from operant.spec import FolderConfig, option
 from operant.spec.spaces import Space, Spaces, beside, mask_name, nested
 
 Flat = dict[str, np.ndarray]
+Step = tuple[Flat, Flat, float, int]
+"""Observation, action, reward and terminal."""
 
 
 class Trace(NamedTuple):
@@ -127,27 +128,6 @@ def _batch(check: Any, value: Any, n: int) -> Flat:
 
 def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     """Write a file, whole or not at all, under the first free number from `number` on; return that number."""
-    with _finished(folder, spaces, trace) as temporary:
-        while True:
-            path = folder / file_name(number)
-            try:
-                os.link(temporary, path)
-                return number
-            except FileExistsError:
-                number += 1
-            except OSError:  # a file system without links
-                try:
-                    path.touch(exist_ok=False)
-                except FileExistsError:
-                    number += 1
-                else:
-                    os.replace(temporary, path)
-                    return number
-
-
-@contextlib.contextmanager
-def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
-    """Write a whole temporary file, not named like a trace, and yield its path."""
     arrays: Flat = {"reward": trace.reward, "terminal": trace.terminal}
     arrays |= _named(spaces.states, "states", trace.observation)
     arrays |= _named(spaces.actions, "actions", trace.action)
@@ -160,8 +140,25 @@ def _finished(folder: Path, spaces: Spaces, trace: Trace) -> Iterator[Path]:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())  # before it gets its name
-        yield temporary
+        while not _renamed(temporary, folder / file_name(number)):
+            number += 1
         durable.sync(folder)
+    return number
+
+
+def _renamed(temporary: Path, path: Path) -> bool:
+    """Give a file its name, unless that is taken."""
+    try:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            path.touch(exist_ok=False)
+            os.replace(temporary, path)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read(path: Path, spaces: Spaces) -> Trace:
@@ -237,29 +234,21 @@ class Recorder:
         self.config = config
         self._folder = Path(config.directory).absolute()
         self._spaces = spaces
-        self._running: list[list[tuple[Flat, Flat, float, int]]] = [[] for _ in range(actors)]
-        self._pending: list[tuple[Flat, Flat] | None] = [None] * actors
+        self._running: list[list[Step]] = [[] for _ in range(actors)]
         self._finished: list[Trace] = []
         self._skip = config.start
         self._episodes = max([episodes, *(number + 1 for number in _numbers(self._folder))])
 
-    def act(self, actor: int, observation: Flat, action: Flat) -> None:
-        """Note what an actor saw and did."""
-        self._pending[actor] = (observation, action)
-
-    def observe(self, actor: int, reward: float, terminal: int, last: Flat | None) -> None:
-        """Note its reward, and at an episode's end the observation after its last action, if known."""
-        step = self._pending[actor]
-        if step is not None:  # else it acted before this recorder was made: the agent was loaded
-            self._running[actor].append((*step, reward, terminal))
+    def observe(self, actor: int, step: Step, last: Flat | None) -> None:
+        """Note an actor's step, and at an episode's end the observation after its last action, if known."""
+        self._running[actor].append(step)
+        *_, terminal = step
         if not terminal:
             return
         steps, self._running[actor] = self._running[actor], []
         self._episodes += 1
         if self._skip:
             self._skip -= 1
-            return
-        if not steps:
             return
         self._finished.append(_trace(steps, last))
         if len(self._finished) == self.config.frequency:
@@ -296,7 +285,7 @@ def _numbers(folder: Path) -> list[int]:
     return [int(match[1]) for name in names if (match := re.fullmatch(r"trace-(\d+)\.npz", name))]
 
 
-def _trace(steps: list[tuple[Flat, Flat, float, int]], last: Flat | None) -> Trace:
+def _trace(steps: list[Step], last: Flat | None) -> Trace:
     observations, actions, rewards, terminals = zip(*steps, strict=True)
     return Trace(
         {name: np.stack([o[name] for o in observations]) for name in observations[0]},

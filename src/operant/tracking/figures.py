@@ -109,21 +109,16 @@ def plot(paths: Sequence[str | Path], config: PlotConfig | None = None) -> Path:
 
 def _with_episodes(groups: Groups, column: str) -> Groups:
     """Leave out runs in which no episode has a value yet; SpecError: none remain."""
-
-    def has_values(run: Run) -> bool:
-        return bool(np.isfinite(np.asarray(run.columns[column], np.float64)).any())
-
-    empty = [
-        run for group in groups.values() for runs in group.values() for run in runs if not has_values(run)
-    ]
-    names = ", ".join(repr(str(run.path)) for run in empty)
-    kept = {
-        env: {
-            label: rest for label, runs in group.items() if (rest := [run for run in runs if has_values(run)])
-        }
-        for env, group in groups.items()
-    }
-    kept = {env: group for env, group in kept.items() if group}
+    kept: Groups = {}
+    empty: list[str] = []
+    for env, group in groups.items():
+        for label, runs in group.items():
+            for run in runs:
+                if np.isfinite(np.asarray(run.columns[column], np.float64)).any():
+                    kept.setdefault(env, {}).setdefault(label, []).append(run)
+                else:
+                    empty.append(repr(str(run.path)))
+    names = ", ".join(empty)
     if not kept:
         raise SpecError(f"There are no episodes to plot ({column}) in {names}.")
     if empty:
@@ -155,8 +150,7 @@ def _curves(groups: Groups, config: PlotConfig) -> object:
             level=config.level,
             target=config.target,
             time_unit=config.time_unit,
-            colors={label: color for label, (color, _) in styles.items()},
-            dashes={label: dashes for label, (_, dashes) in styles.items()},
+            styles=styles,
             ax=drawing.add_subplot(rows, columns, i + 1),
         )
     return drawing
@@ -238,8 +232,6 @@ def _beginning(run: Run, column: str) -> float:
 
 def _final(run: Run, column: str) -> float:
     _, values = settled(run.columns, column, run.columns["step"])
-    if not values.size:
-        raise SpecError(f"The run {str(run.path)!r} has no episodes to plot.")
     return float(values[-1])
 
 

@@ -96,10 +96,6 @@ class History(Logger):
         """Look at the clock: scalars are not part of the history."""
         self._flush_if_due()
 
-    def close(self) -> None:
-        """Write what waits."""
-        self.flush()
-
     def flush(self) -> None:
         """Write the episodes that wait."""
         self._flushed = time.monotonic()
@@ -230,17 +226,10 @@ def _table(episodes: EpisodeTable[EpisodeRecord]) -> pa.Table:
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate tables, with NaN where one lacks a column of `info`."""
+    """Concatenate tables; where one lacks a column of `info`, it has no value there, which reads as NaN."""
     import pyarrow as pa
 
-    names = {name: None for table in tables for name in table.column_names if name.startswith(INFO)}
-    filled = []
-    for table in tables:
-        for name in names:
-            if name not in table.column_names:
-                table = table.append_column(name, pa.array(np.full(table.num_rows, np.nan)))
-        filled.append(table.select([*COLUMNS, *OPTIONAL, *names]))
-    return pa.concat_tables(filled)
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def _unreadable(part: Path, error: Exception) -> SpecError:

@@ -98,8 +98,7 @@ def learning_curve(
     target: float | None = None,
     points: int = 200,
     time_unit: TimeUnit = "hour",
-    colors: Mapping[str, str] | None = None,
-    dashes: Mapping[str, Any] | None = None,
+    styles: Mapping[str, tuple[str, Any]] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the learning curves of several agents, each over its seeds, with a bootstrap band.
@@ -118,9 +117,7 @@ def learning_curve(
         target: reward to mark by a horizontal line.
         points: of each curve.
         time_unit: unit of time where `benchmark` is ``time``.
-        colors: by label, so that several pictures agree; None: in order.
-        dashes: matplotlib's line styles by label, likewise; None: solid lines if `colors` are given, else in
-            order.
+        styles: colour and matplotlib's line style by label, so that several pictures agree; None: in order.
         ax: where to draw; None: a new figure, ``ax.figure``.
 
     Returns:
@@ -136,12 +133,7 @@ def learning_curve(
     for label, source in ((label, source) for label, sources in runs.items() for source in sources):
         history = source if isinstance(source, Mapping) else read_history(source)
         lines[label].append(settled(history, plot, _abscissa(history, benchmark, time_unit)))
-    styles = {
-        label: (colors[label] if colors else line_style(i)[0], "-" if colors else line_style(i)[1])
-        for i, label in enumerate(runs)
-    }
-    if dashes:
-        styles = {label: (color, dashes[label]) for label, (color, _) in styles.items()}
+    styles = styles or {label: line_style(i) for i, label in enumerate(runs)}
     draw_lines(ax, lines, styles, statistic, level, points)
     if target is not None:
         ax.axhline(

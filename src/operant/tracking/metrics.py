@@ -55,10 +55,6 @@ class MetricsFile(Logger):
         """Force what was written to the disk."""
         self._file.flush()
 
-    def close(self) -> None:
-        """Write what waits."""
-        self.flush()
-
 
 def read_metrics(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return by name where a number was reported (environment steps) and its finite values, in order of time.

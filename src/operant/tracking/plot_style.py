@@ -59,7 +59,7 @@ def label_axes(
     and `numbers` says which axes have numbers: ``xy``, ``x`` or ``y``, at about `ticks` places. Texts are
     drawn as they are, a $ among them.
     """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     ax.set_title(
         literal(title), loc="left", fontsize=13, fontweight="bold", color=INK, pad=26 if note else 10
@@ -85,7 +85,7 @@ def label_axes(
     ax.tick_params(colors=INK, labelsize=10, length=0, pad=5)
     for axis in [{"x": ax.xaxis, "y": ax.yaxis}[name] for name in numbers]:
         axis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(thousands))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     ax.margins(x=0.015, y=0.06)
     handles, labels = ax.get_legend_handles_labels()
     if labels and legend:
@@ -104,11 +104,6 @@ def label_axes(
 def literal(text: str) -> str:
     """Return a text such that matplotlib takes no part of it, as between two $, for mathematics."""
     return text.replace("$", r"\$")
-
-
-def thousands(value: float, position: int = 0) -> str:
-    """Return a number for an axis."""
-    return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
 
 
 def check_format(out: str | Path) -> Path:

@@ -8,7 +8,7 @@ global state, and warns that it is experimental.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,38 +17,31 @@ from operant.tracking.plot_style import COLORS, GRID, INK, PALE, figure, label_a
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from optuna.trial import FrozenTrial
 
 _STATES = {  # state: name in the legend, colour, marker
-    "complete": ("complete", COLORS[0], "o"),
-    "pruned": ("pruned", COLORS[4], "v"),
+    "COMPLETE": ("complete", COLORS[0], "o"),
+    "PRUNED": ("pruned", COLORS[4], "v"),
 }
 _LINES = 40
 """Characters of a categorical value on an axis, at most."""
 
 
-class Trial(NamedTuple):
-    """One trial, as pictures need it."""
+def history(trials: Sequence[FrozenTrial], title: str = "") -> Figure:
+    """Draw every trial's value in order, and the best so far; failed ones are ticks at the bottom.
 
-    number: int
-    state: str
-    """``complete``, ``pruned`` or ``fail``."""
-    value: float | None
-    """Mean return; of a pruned trial the last one known."""
-    params: dict[str, Any]
-
-
-def history(trials: Sequence[Trial], title: str = "") -> Figure:
-    """Draw every trial's value in order, and the best so far; failed ones are ticks at the bottom."""
+    The value is the mean return, of a pruned trial the last one known.
+    """
     from matplotlib.ticker import MaxNLocator
 
     drawing = figure()
     ax = drawing.add_subplot()
     for state, (label, color, marker) in _STATES.items():
-        points = [(t.number, t.value) for t in trials if t.state == state and t.value is not None]
+        points = [(t.number, t.value) for t in trials if t.state.name == state and t.value is not None]
         if points:
             x, y = zip(*points, strict=True)
             ax.scatter(x, y, s=26, color=color, marker=marker, label=label, zorder=3, linewidths=0)
-    complete = sorted((t.number, t.value) for t in trials if t.state == "complete" and t.value is not None)
+    complete = sorted((t.number, t.value) for t in trials if t.state.name == "COMPLETE")
     if complete:
         numbers, values = zip(*complete, strict=True)
         best = np.maximum.accumulate([*values, values[-1]])  # the last one goes on a little, so as to be seen
@@ -61,7 +54,7 @@ def history(trials: Sequence[Trial], title: str = "") -> Figure:
             label="best so far",
             zorder=2,
         )
-    failed = [t.number for t in trials if t.state == "fail"]
+    failed = [t.number for t in trials if t.state.name == "FAIL"]
     if failed:
         bottom = ax.get_xaxis_transform()
         ax.plot(failed, [0.015] * len(failed), "x", color=PALE, ms=6, transform=bottom, label="failed")
@@ -101,7 +94,7 @@ def importances(shares: Mapping[str, float], complete: int, title: str = "") -> 
     return drawing
 
 
-def parallel(trials: Sequence[Trial], logarithmic: Collection[str], title: str = "") -> Figure:
+def parallel(trials: Sequence[FrozenTrial], logarithmic: Collection[str], title: str = "") -> Figure:
     """Draw each complete trial as a line over one axis per parameter, coloured by its value, best on top.
 
     `logarithmic` are the parameters whose axis is.

@@ -77,7 +77,3 @@ class TensorBoard(Logger):
     def flush(self) -> None:
         """Force what was written to the disk."""
         self._file.flush()
-
-    def close(self) -> None:
-        """Force what was written to the disk."""
-        self._file.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import secrets
 import tarfile
 import tempfile
@@ -48,7 +49,7 @@ def train_on_cluster(
 
     folders = [Path(run.run_dir or "") for run in runs]
     sign = folders[0].parent / f".{secrets.token_hex(8)}"
-    sign.write_text(sign.name, encoding="utf-8")
+    sign.touch()
     task = ray.remote(_train_seed).options(max_retries=_RETRIES, **placement.options())
     agent, quiet = definition.to_dict(), all(run.quiet for run in runs)
     waiting = {
@@ -108,7 +109,7 @@ def _train_seed(order: str, sign: str) -> tuple[str, bytes]:
     """Train a seed on a machine of the cluster; return how it ended, and its folder unless `sign` is seen."""
     agent, options, command = json.loads(order)
     folder = Path(options["run_dir"])
-    shared = _text(Path(sign)) == Path(sign).name
+    shared = os.path.exists(sign)  # its name is drawn at random
     with contextlib.ExitStack() as stack:
         if not shared:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="operant-"))) / folder.name
@@ -143,10 +144,3 @@ def work(descriptor: int) -> None:
     except OperantError as error:
         told = {"error": str(error)}
     connection.send_bytes(json.dumps(told).encode())
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return None

@@ -23,7 +23,7 @@ from operant.errors import CheckpointError, reading, shown
 from operant.spec import runtime, traced
 from operant.spec.run import RunConfig
 from operant.tracking.console import wait
-from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, Record, numbers
+from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, LoggerGroup, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means
@@ -92,7 +92,7 @@ def counted(limit: int | None, step: int, rows: int, rollout: int, begun: int) -
 
 
 class TrainingLoop:
-    """One training run: an algorithm, the driver that collects and learns, and where records go.
+    """One training run: an algorithm, and the driver that collects and learns.
 
     Args:
         directory: folder of the run's checkpoints; None: none are written.
@@ -108,7 +108,6 @@ class TrainingLoop:
         driver: Driver,
         run: RunConfig,
         specification: dict[str, Any],
-        loggers: Logger,
         directory: Path | None = None,
         on_best: Callable[[TrainState], None] | None = None,
         unjudged: Callable[[TrainState], str | None] | None = None,
@@ -118,7 +117,8 @@ class TrainingLoop:
         self.driver = driver
         self.run = run
         self.specification = specification
-        self.loggers = loggers
+        self.loggers: Logger = LoggerGroup()
+        """Where records go."""
         self.directory = directory
         self.on_best = on_best
         self.unjudged = unjudged
@@ -150,8 +150,7 @@ class TrainingLoop:
         self._saved_step = 0
         self._logged = 0.0, 0  # seconds and steps at the last report
         self._taken = 0.0, 0  # the same after the driver's last call
-        self._earlier = 0  # blocks of earlier parts of the run
-        self._collected = 0  # blocks that `blocks` has asked for
+        self._collected = 0  # blocks of all parts of the run, with those that `blocks` has asked for
         self._left = 0  # of them until the target and the plateau are looked at: shorter calls do not look
         self._asked = 0  # blocks of the last call
         self._announced = 0  # blocks of the next call, where the driver may have begun it
@@ -174,7 +173,7 @@ class TrainingLoop:
         return self._counted(self.driver.step)
 
     def _counted(self, step: int) -> int:
-        rows, begun = (self._earlier + self._collected) * self._rollout, self.progress.origin.step
+        rows, begun = self._collected * self._rollout, self.progress.origin.step
         return counted(self.run.max_steps, step, rows, self._rollout, begun)
 
     @property
@@ -284,7 +283,8 @@ class TrainingLoop:
             self._account(unreported)
         if self.driver.processes == 1:  # with several processes, the others do something else by now
             with contextlib.suppress(Exception):
-                self._report_rest()
+                if self.step > self._logged[1]:
+                    self.loggers.record(self._record(self._metrics()))
             with contextlib.suppress(Exception):
                 self.save()
 
@@ -295,7 +295,7 @@ class TrainingLoop:
         self._logged = self._taken = self.progress.elapsed, self.step
         self.ended = None
         rows = int(self.driver.learnt.counters.rows)
-        self._earlier = rows * self.run.n_envs // self.driver.block_steps - self._collected
+        self._collected = rows * self.run.n_envs // self.driver.block_steps
         self._left = 0
         self._called_off = False
         self._end_by(math.inf)
@@ -308,7 +308,7 @@ class TrainingLoop:
         """Return how many blocks the driver is to run before the loop looks again, or evaluates."""
         if not self._left:
             # Up to where a run in one part would look, too, so that a target is reached at the same step.
-            left = self.driver.blocks - (self._earlier + self._collected) % self.driver.blocks
+            left = self.driver.blocks - self._collected % self.driver.blocks
             if self.most_blocks is not None:
                 left = min(left, self.most_blocks - self._collected)
             if self.run.max_steps is not None:
@@ -400,11 +400,6 @@ class TrainingLoop:
 
     def _meanwhile(self, what: str) -> contextlib.AbstractContextManager[None]:
         return durable.outliving(f"{what} at step {self.step}", f"{what} {self.directory}")
-
-    @property
-    def _looks(self) -> bool:
-        """Whether a run in one part would look at its progress here, too: not only this part ends."""
-        return (self._earlier + self._collected) % self.driver.blocks == 0
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate if it is time, with the clock of training stopped; return what is to be reported."""
@@ -573,10 +568,6 @@ class TrainingLoop:
             finally:  # without what the callback added, if it fails
                 self.loggers.record(record)
 
-    def _report_rest(self) -> None:
-        if self.step > self._logged[1]:
-            self.loggers.record(self._record(self._metrics()))
-
     def _record(self, values: dict[str, float]) -> Record:
         return Record(self.step, self.progress.elapsed, {**values, **self._episode_scores()})
 
@@ -609,7 +600,8 @@ class TrainingLoop:
 
     def _watch(self) -> str | None:
         """Lower the learning rate on plateaus, or stop, only where a run in one part would."""
-        for verdict in self.progress.monitor.verdicts() if self._looks else ():
+        looks = self._collected % self.driver.blocks == 0
+        for verdict in self.progress.monitor.verdicts() if looks else ():
             if verdict == "stop":
                 return "early_stop"
             old, new = self.driver.scale_lr(self.run.plateau_reduce_factor)

@@ -156,9 +156,7 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
         for i, run in enumerate(runs):
             setup = ExperimentSetup(definition, environments, run, learner, runner.drivers[i])
             directory = Path(run.run_dir or "")
-            training = setup.training(run, LoggerGroup(), directory / "checkpoints")
-            if run.weights:
-                setup.weights.load(setup.driver)
+            training = setup.training(run, directory / "checkpoints")
             directory.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(directory))
             together = len(runs) if runner.mapped else None

@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from operant.agents.table import resolve
 from operant.errors import SpecError, UsageError, shown
 from operant.spec import Config, option
+from operant.spec.run import PROCESSES, RunConfig
+from operant.tracking import History, LoggerGroup, read_history
+from operant.tracking.record import Origin
 from operant.tracking.runs import read_run
+from operant.training import provenance
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from operant.spec.run import RunConfig
-    from operant.tracking.record import Origin
     from operant.training.session import ExperimentSetup
 
 SHOWN = 5
@@ -139,7 +141,6 @@ def reproduce(
 def _record(directory: Path, max_steps: int | None) -> RunRecord:
     """Read what a run left, without what it was to do, when it was resumed, after `max_steps`."""
     from operant import checkpoint
-    from operant.tracking.record import Origin
     from operant.training.run_dir import runs_within
     from operant.training.train import resumed
 
@@ -174,8 +175,6 @@ def _record(directory: Path, max_steps: int | None) -> RunRecord:
 
 
 def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[str]:
-    from operant.training import provenance
-
     if failed:
         yield "it was ended by an environment that failed, in the middle of a step."
     if data["together"] is not None:
@@ -219,8 +218,6 @@ def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[s
 
 def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
     from operant.agents.base.agent_spec import parse_agent
-    from operant.spec.run import PROCESSES
-    from operant.tracking import History, LoggerGroup
     from operant.training.environments import make_environments
     from operant.training.loggers import console
     from operant.training.session import ExperimentSetup
@@ -238,11 +235,9 @@ def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:
     environments = make_environments(run)
     try:
         session = ExperimentSetup(parse_agent(record.data["agent"]), environments, run)
-        training = session.training(run, LoggerGroup(), place / "checkpoints")
+        training = session.training(run, place / "checkpoints")
         training.progress.begin_at(record.origin)
         training.most_blocks = _blocks(record, session, config.max_steps)
-        if run.weights:
-            session.weights.load(session.driver)
         aim = min(config.max_steps or FOREVER, record.origin.step + record.training["step"])
         display = console(run.replace(max_steps=aim), training)
         loggers = training.loggers = LoggerGroup([History(place / "history.parquet"), display])
@@ -302,8 +297,6 @@ def _compared(record: RunRecord, place: Path, step: int, whole: bool, changes: l
 
 def _remedy() -> str:
     """Return what this process would need to repeat a run bit for bit; empty: nothing."""
-    from operant.training import provenance
-
     if provenance.machine().get("deterministic", True):
         return ""
     return (
@@ -317,10 +310,6 @@ def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> 
 
     Further rows are of a run that continued the history from an episode that ended before the checkpoint.
     """
-    import numpy as np
-
-    from operant.tracking import read_history
-
     if not path.exists():
         return None
     columns = read_history(path)
@@ -332,8 +321,6 @@ def _rows(record: RunRecord, path: Path, step: int, most: int | None = None) -> 
 
 def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]) -> list[str]:
     """Return a line for the first episode in which each column differs."""
-    import numpy as np
-
     differences = []
     counts = len(then["step"]), len(now["step"])
     if counts[0] != counts[1]:
@@ -352,8 +339,6 @@ def _history_differences(then: dict[str, np.ndarray], now: dict[str, np.ndarray]
 
 
 def _changes(data: dict[str, Any]) -> list[str]:
-    from operant.training import provenance
-
     last = (data["resumed"] or [data])[-1]
     now = {
         "versions": provenance.versions(),

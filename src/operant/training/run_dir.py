@@ -242,7 +242,6 @@ def describe(
     *,
     together: int | None = None,
     given: bool = False,
-    fits: int = 1,
     loaded: str | None = None,
     origin: Origin | None = None,
 ) -> None:
@@ -250,9 +249,8 @@ def describe(
 
     That is what it trains, with which options, in what, and how it was begun (`command`; None: as this
     process was). Of several runs, `together` are one program mapped over their seeds; `given` environments
-    are objects that cannot be made again from an id; one program has trained it in so many `fits`. `loaded`
-    is a checkpoint from elsewhere that it continues from, and `origin` where the history that it continues
-    ended (None: not with a new agent).
+    are objects that cannot be made again from an id. `loaded` is a checkpoint from elsewhere that it
+    continues from, and `origin` where the history that it continues ended (None: not with a new agent).
     """
     data = {
         "agent": agent,
@@ -260,7 +258,6 @@ def describe(
         **_circumstances(command),
         "together": together,
         "given": given,
-        "fits": fits,
         "loaded": loaded,
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,

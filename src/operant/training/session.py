@@ -19,7 +19,6 @@ from operant.errors import MismatchError, SpecError, as_folder, shown, value_err
 from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
-from operant.tracking.record import Logger
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import Driver
@@ -30,7 +29,9 @@ from operant.training.progress import Progress
 
 
 class ExperimentSetup:
-    """A built algorithm with the driver of its environments; the run's seed must be set.
+    """A built algorithm, with the weights that a run begins from, and the driver of its environments.
+
+    The run's seed must be set.
 
     A learner that has been built (`build`) is used, and a driver of another's.
 
@@ -60,13 +61,14 @@ class ExperimentSetup:
             "max_episode_timesteps": None,
             "seed": run.seed,
         }
+        if run.weights:
+            train = self.driver.train
+            self.driver.put(
+                train._replace(state=load_weights(self.learner.algorithm, train.state, run.weights))
+            )
 
     def training(
-        self,
-        run: RunConfig,
-        loggers: Logger,
-        directory: Path | None = None,
-        progress: Progress | None = None,
+        self, run: RunConfig, directory: Path | None = None, progress: Progress | None = None
     ) -> TrainingLoop:
         """Return a training run of this session; SpecError: weights would go where it keeps its own."""
         if directory is not None:
@@ -76,7 +78,6 @@ class ExperimentSetup:
             self.driver,
             run,
             self.specification,
-            loggers,
             directory,
             on_best=self.weights.save,
             unjudged=self.weights.save_unjudged,
@@ -119,27 +120,23 @@ def _driver(learner: Learner, environments: Environments, run: RunConfig) -> Dri
 
 
 class WeightFiles:
-    """The `checkpoints` and `weights` files of a run: one for each model of the algorithm, variables only.
+    """The `checkpoints` files of a run: one for each model of the algorithm, variables only.
 
     Beside the variables, a file says which agent and networks they belong to, for `fitting`.
 
     Raises:
-        SpecError: they are not as many as the models, or cannot be written to or read from.
+        SpecError: they are not as many as the models, or cannot be written to.
     """
 
     def __init__(self, learner: Learner, run: RunConfig, origin: Mapping[str, Any]) -> None:
         self.algorithm = learner.algorithm
         self.origin = origin
-        self.models = tuple(learner.algorithm.models)
         self.paths = run.checkpoints
-        self.begun_from = run.weights
         if self.paths:
-            _one_for_each(self.models, "checkpoints", self.paths)
+            _one_for_each(self.algorithm.models, "checkpoints", self.paths)
             if run.history_checkpoint is not None:
                 self.stay_out_of(run.history_checkpoint)
             _expect_places(self.paths)
-        if self.begun_from:
-            _expect_weights(self.models, self.begun_from)
 
     def stay_out_of(self, other: str | Path) -> None:
         """Refuse to write weights where something else is written: each would overwrite the other."""
@@ -169,11 +166,6 @@ class WeightFiles:
             return f"{files} left as before"
         self.save(train, judged=False)
         return f"the last weights were written to {files}"
-
-    def load(self, driver: Any) -> None:
-        """Load the given weights into a run that has not begun."""
-        train = driver.train
-        driver.put(train._replace(state=load_weights(self.algorithm, train.state, self.begun_from)))
 
 
 def fitting(definition: AgentSpec, weights: Sequence[str]) -> AgentSpec:
@@ -298,10 +290,9 @@ def _expect_weights(models: Collection[str], paths: Sequence[str]) -> None:
     """Refuse paths that cannot be weights, or are not as many as the models."""
     if len(paths) != 1 or "weights" in _origin(paths[0]):
         _one_for_each(models, "weights", paths)
-    for path in paths:
-        if len(paths) > 1 and "weights" not in _origin(path):
-            must = "files of one model each, or a single one of a whole agent"
-            raise value_error("weights", must, list(map(shown, paths)))
+    if len(paths) > 1 and not all("weights" in _origin(path) for path in paths):
+        must = "files of one model each, or a single one of a whole agent"
+        raise value_error("weights", must, list(map(shown, paths)))
 
 
 def _one_for_each(models: Collection[str], name: str, paths: Sequence[str]) -> None:

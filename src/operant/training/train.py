@@ -27,21 +27,11 @@ from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
 from operant.tracking.runs import EVALUATIONS, read_run
 from operant.tracking.tensorboard import PREFIX
+from operant.training import run_dir
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
 from operant.training.evaluate import Evaluation, Evaluator
 from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import TrainingLoop, counted
-from operant.training.run_dir import (
-    BEST,
-    LIMITS,
-    claimed,
-    describe,
-    describe_resume,
-    emptied_if,
-    held,
-    history_held,
-    runs_within,
-)
 from operant.training.session import ExperimentSetup, fitting
 
 RESUMABLE = frozenset((
@@ -86,7 +76,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     if not file.is_file():
         raise SpecError(
             f"There is no run to resume in {shown(directory)!r}: {file.name} is "
-            f"missing.{runs_within(directory)}"
+            f"missing.{run_dir.runs_within(directory)}"
         )
     saved = read_run(file)
     with reading(repr(shown(file))):
@@ -94,7 +84,7 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
         parts = saved.get("resumed", [])
         agent = {**saved["agent"], **{n: v for part in parts for n, v in part.get("options", {}).items()}}
         last = parts[-1] if parts else {}
-        limits = {name: last[name] for name in LIMITS if name in last}
+        limits = {name: last[name] for name in run_dir.LIMITS if name in last}
         RunConfig.from_dict({**saved["run"], **limits})
     known = options(RunConfig)
     hyper = {n: v for n, v in changes.items() if n not in known}
@@ -214,10 +204,10 @@ def _prepared(
         directory = Path(run.run_dir or "runs").absolute()
         if first:
             if plan.resume is None:
-                directory = stack.enter_context(claimed(run, definition.name))
+                directory = stack.enter_context(run_dir.claimed(run, definition.name))
             else:
-                stack.enter_context(held(directory))
-            stack.enter_context(history_held(run.history_checkpoint))
+                stack.enter_context(run_dir.held(directory))
+            stack.enter_context(run_dir.history_held(run.history_checkpoint))
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None and checkpoint.list_checkpoints(directory / "checkpoints"):
             run = run.replace(weights=())  # those that it began from may be gone
@@ -225,15 +215,12 @@ def _prepared(
             environments = make_environments(run)
             stack.callback(environments.close)
             setup = ExperimentSetup(definition, environments, run)
-        training = setup.training(run, LoggerGroup(), directory / "checkpoints" if first else None)
+        training = setup.training(run, directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows
                 refuse_rows_of_others(training)
-        else:
-            if plan.resume is None:
-                training.progress.begin_at(origin)
-            if run.weights:
-                setup.weights.load(setup.driver)
+        elif plan.resume is None:
+            training.progress.begin_at(origin)
         if not first:
             setup.weights.paths = ()
             yield training, directory
@@ -241,10 +228,10 @@ def _prepared(
         if plan.resume is not None:
             now = definition.to_dict()
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
-            describe_resume(directory, training, run, command, changed)
+            run_dir.describe_resume(directory, training, run, command, changed)
         else:
-            stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
-            describe(directory, definition.to_dict(), run, environments, command, origin=origin)
+            stack.enter_context(run_dir.emptied_if(lambda: training.driver.step == 0, directory))
+            run_dir.describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         training.loggers = create_loggers(directory, run, training, plan.resume is not None, own)
         stack.enter_context(training.loggers)
@@ -312,7 +299,7 @@ def evaluating(
                 run.eval_episodes,
                 training.run.seed or 0,
                 logger,
-                None if folder is None else folder / BEST,
+                None if folder is None else folder / run_dir.BEST,
             )
         yield
 

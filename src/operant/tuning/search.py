@@ -20,9 +20,8 @@ from operant.spec.run import RunConfig
 from operant.tracking import Console, LoggerGroup, Record, console
 from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
-from operant.tuning.plan import PER_TRIAL, StudyPlan
-from operant.tuning.ranges import corners, distributions, suggest
-from operant.tuning.trial import TrialProcess, numbered
+from operant.tuning.plan import PER_TRIAL, StudyPlan, corners, distributions, suggest
+from operant.tuning.trial import ClusterTrialProcess, TrialProcess, numbered
 
 if TYPE_CHECKING:
     import optuna
@@ -159,8 +158,6 @@ class StudySearch:
         silent = not self.plan.config.non_silent
         if self._placement is None:
             return TrialProcess(silent)
-        from operant.tuning.cluster_trial import ClusterTrialProcess
-
         return ClusterTrialProcess(silent, self._placement)
 
     def _try(self) -> None:

@@ -127,26 +127,18 @@ def connect(storage: str) -> Any:
                 f"The storage {shown(storage)!r} needs a database driver that is not installed. For "
                 "PostgreSQL: pip install 'operant[postgresql]'."
             ) from None
-        except (
-            sqlalchemy.exc.OperationalError,
-            sqlalchemy.exc.IntegrityError,
-            sqlalchemy.exc.ProgrammingError,
-        ) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
             # Processes that meet at a new database make its tables at the same time; all but one then find
             # them made.
             known = any(word in str(error).lower() for word in ("already exists", "unique", "locked"))
             if not known or attempt == _ATTEMPTS - 1:
-                raise _unreachable(storage, error) from None
+                # Without the password, which the driver may repeat on other lines.
+                first = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+                raise SpecError(
+                    f"The storage {shown(storage)!r} cannot be used: {first} Known forms: {_FORMS}."
+                ) from None
             time.sleep(0.2 * (attempt + 1))
-        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-            raise _unreachable(storage, error) from None
     raise AssertionError
-
-
-def _unreachable(storage: str, error: Exception) -> SpecError:
-    """Say that a storage does not work, without the password that its driver may repeat."""
-    first = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    return SpecError(f"The storage {shown(storage)!r} cannot be used: {first} Known forms: {_FORMS}.")
 
 
 def _with_driver(storage: str) -> str:

@@ -132,17 +132,13 @@ def pictures(study: optuna.Study, title: str = "") -> dict[str, Figure]:
     """
     import optuna
     from optuna.distributions import FloatDistribution
+    from optuna.trial import TrialState
 
-    trials = study.get_trials(deepcopy=False)
-    points = [
-        study_plots.Trial(t.number, t.state.name.lower(), t.value, dict(t.params))
-        for t in trials
-        if t.state.is_finished()
-    ]
-    complete = [p for p in points if p.state == "complete"]
+    trials = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+    complete = [t for t in trials if t.state is TrialState.COMPLETE]
     figures: dict[str, Figure] = {}
     if complete:
-        figures["history"] = study_plots.history(points, title)
+        figures["history"] = study_plots.history(trials, title)
     varied = {name for p in complete for name in p.params}
     varied = {name for name in varied if len({repr(p.params.get(name)) for p in complete}) > 1}
     if len(complete) >= 2 and varied:

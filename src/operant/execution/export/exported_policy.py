@@ -13,6 +13,7 @@ from operant.checkpoint.arrays import fitted
 from operant.errors import CheckpointError, SpaceError, UsageError, reading
 from operant.execution.export import READ, require
 from operant.execution.export.interface import VERSION, Flat, Interface, flat
+from operant.execution.saving import find_file
 from operant.spec import from_json, runtime
 from operant.spec.spaces import nested
 
@@ -96,7 +97,14 @@ def load_policy(path: str | Path, filename: str | None = None) -> ExportedPolicy
         CheckpointError: there is none, or it cannot be read.
         UsageError: the package that runs the format is not installed.
     """
-    file = _found(Path(path), filename)
+    suffixes = list(READ.values())
+    file = find_file(Path(path), filename, suffixes)
+    if file is None:
+        named = "" if filename is None else f" {filename!r}"
+        raise CheckpointError(
+            f"There is no exported policy{named} ({', '.join(suffixes)}) in {str(path)!r}. "
+            "Write one: agent.save(directory, format='onnx')."
+        )
     interface, digest = _described(file)
     with reading(f"The policy {str(file)!r}"):
         program = file.read_bytes()
@@ -115,23 +123,6 @@ def _try(run: Run, interface: Interface) -> None:
             fitted(np.asarray(outputs[port.name]), (1, *port.leaf.shape), port.leaf.storage)
         except ValueError as error:
             raise ValueError(f"its output {port.name!r} {error}.") from None
-
-
-def _found(path: Path, filename: str | None) -> Path:
-    suffixes = tuple(READ.values())
-    if path.is_file() and path.suffix in suffixes:
-        return path
-    names = [f"{filename or '*'}{suffix}" for suffix in ("", *suffixes)]
-    files = [
-        p for name in names for p in path.glob(name) if p.suffix in suffixes and not p.name.startswith(".")
-    ]
-    if not files:
-        named = "" if filename is None else f" {filename!r}"
-        raise CheckpointError(
-            f"There is no exported policy{named} ({', '.join(suffixes)}) in {str(path)!r}. "
-            "Write one: agent.save(directory, format='onnx')."
-        )
-    return max(files, key=lambda p: p.stat().st_mtime_ns)
 
 
 def _described(file: Path) -> tuple[Interface, str]:

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from operant.envs.remote import connect
 from operant.envs.remote.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
-from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error
+from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error, whole
 from operant.execution.agent import Agent, specified
-from operant.execution.runner.bar import Bar
-from operant.execution.runner.connections import open_environments
 from operant.execution.runner.fast_path import FastPath
 from operant.execution.runner.interaction import Interaction
 from operant.execution.runner.run_options import RunOptions
-from operant.execution.runner.run_statistics import RunStatistics, show
+from operant.execution.runner.run_statistics import Bar, RunStatistics, show
 from operant.execution.runner.slots import EnvSlot
 from operant.training import signals
 
@@ -80,7 +79,7 @@ class Runner(RunStatistics):
         if not isinstance(evaluation, bool):
             raise value_error("evaluation", "True or False", evaluation)
         self.is_agent_external = isinstance(agent, Agent)
-        self.environments: list[Connection] = open_environments(
+        self.environments: list[Connection] = _opened(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
             token_file=token_file, certificate=certificate,
@@ -320,3 +319,46 @@ def _agent(agent: Any, connection: Connection, actors: int) -> Agent:
     if result is not agent:
         result.close()
     raise error
+
+
+def _opened(
+    environment: Any,
+    environments: Any,
+    *,
+    num_parallel: int | None,
+    evaluation: bool,
+    remote: Any,
+    token_file: str | Path | None,
+    certificate: str | Path | None,
+    **options: Any,
+) -> list[Connection]:
+    if remote == "socket-server":
+        raise UsageError(
+            "A Runner does not serve environments. Use Environment.create(..., remote='socket-server'), or "
+            "`operant run --remote socket-server`, and remote='socket-client' here."
+        )
+    for name, value in {"token_file": token_file, "certificate": certificate}.items():
+        if value is None:
+            continue
+        if remote != "socket-client":
+            raise UsageError(
+                f"{name} is for servers (remote='socket-client'). Received: {name}={str(value)!r}."
+            )
+        options[name] = value
+    remedy = "Leave it out for a single environment."
+    num_parallel = whole("num_parallel", num_parallel, 2, optional=True, remedy=remedy)
+    connections = connect(
+        environment,
+        environments=environments,
+        num_parallel=num_parallel,
+        remote=remote,
+        side_by_side=not evaluation,
+        **options,
+    )
+    if evaluation and len(connections) < 2:
+        close_all(connections)
+        raise UsageError(
+            "evaluation=True makes the last of several environments the one that evaluates. "
+            "Give num_parallel or environments; for a single one use run(evaluation=True)."
+        )
+    return connections

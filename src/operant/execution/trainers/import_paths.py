@@ -14,7 +14,6 @@ import types
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterable
     from typing import Any
 
 PATHS: dict[str, dict[str, str]] = {
@@ -48,9 +47,6 @@ class Alias(types.ModuleType):
         value = getattr(importlib.import_module(module), attribute)
         setattr(self, name, value)
         return value
-
-    def __dir__(self) -> Iterable[str]:
-        return sorted({*super().__dir__(), *self.__all__})
 
 
 def get_logger() -> logging.Logger:

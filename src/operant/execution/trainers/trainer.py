@@ -41,6 +41,7 @@ from operant.errors import (
 from operant.execution.play import PlayConfig, PlayResult
 from operant.execution.play import run as run_episodes
 from operant.execution.saving import checkpoint_in
+from operant.execution.trainers import inputs
 from operant.execution.trainers.arguments import (
     MODELS,
     NOT_OPTIONS,
@@ -52,37 +53,18 @@ from operant.execution.trainers.arguments import (
     split,
     warn_of_bounded_values,
 )
-from operant.execution.trainers.inputs import (
-    encoded,
-    evaluation_envs,
-    is_id,
-    makes,
-    play_env,
-    refuse_no_environments,
-    refuse_other_count,
-)
 from operant.ops.optimise import CustomOptimizer
 from operant.spec import Config, default, options, plain
 from operant.spec.run import IMAGES, RunConfig, located
-from operant.tracking import LoggerGroup
 from operant.tracking.console import say
 from operant.tracking.history import check_place
 from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.runs import read_run
-from operant.training import signals
-from operant.training.callbacks import callbacks_of, none_refuses
+from operant.training import run_dir, signals
 from operant.training.environments import make_environments
-from operant.training.loggers import create_loggers, loggers_of
+from operant.training.loggers import callbacks_of, create_loggers, loggers_of, none_refuses
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
-from operant.training.run_dir import (
-    describe,
-    describe_resume,
-    emptied_if,
-    held,
-    history_held,
-    new_directory,
-)
 from operant.training.session import ExperimentSetup, fitting
 from operant.training.train import evaluating, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
@@ -210,8 +192,8 @@ class Trainer:
         **settings: Any,
     ) -> None:
         n_envs = settings.pop("num_envs", None) if n_envs is None else n_envs
-        refuse_no_environments(envs)
-        refuse_other_count(envs, n_envs)
+        inputs.refuse_no_environments(envs)
+        inputs.refuse_other_count(envs, n_envs)
         self.trial = trial
         self._envs = envs
         config, count = config_class(self.agent), _count(envs, n_envs)
@@ -241,7 +223,7 @@ class Trainer:
             )
         )
         if self.run_config.run_dir is not None and not self._resumed:
-            new_directory(self.run_config, self.agent)  # refuse one that holds something
+            run_dir.new_directory(self.run_config, self.agent)  # refuse one that holds something
         if self.run_config.history_checkpoint is not None:
             check_place(self.run_config.history_checkpoint, "history_checkpoint")
         definition = fitting(parse_agent(self.agent, **hyperparameters), self.run_config.weights)
@@ -258,15 +240,13 @@ class Trainer:
                     "keeps to itself. Give the optimizer by name or as a dict, with lr."
                 )
             self.session = ExperimentSetup(definition, environments, self.run_config)
-            if weights:
-                self.session.weights.load(self.session.driver)
-            self._evaluating = evaluation_envs(self.run_config, envs, eval_envs, environments.spaces)
+            self._evaluating = inputs.evaluation_envs(self.run_config, envs, eval_envs, environments.spaces)
         except BaseException:
             if environments.vector is not envs:  # the user may give it again, with what was wrong put right
                 environments.close()
             raise
         self._progress = Progress(self.run_config)
-        self._begun, self._fits, self._plays = False, 0, 0
+        self._begun, self._described, self._plays = False, False, 0
         self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
@@ -362,12 +342,12 @@ class Trainer:
         run = RunConfig.from_dict({**self.run_config.to_dict(), **changes})
         directory = Path(run.run_dir) if run.run_dir else None
         checkpoints = None if directory is None else directory / "checkpoints"
-        training = self.session.training(run, LoggerGroup(), checkpoints, self._progress)
+        training = self.session.training(run, checkpoints, self._progress)
         training.between_blocks = self._turns.let_in
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
-            stack.enter_context(history_held(run.history_checkpoint))
+            stack.enter_context(run_dir.history_held(run.history_checkpoint))
             if not self._begun:
                 self._progress.begin_at(history_origin(run))
                 self._begun = True
@@ -376,11 +356,13 @@ class Trainer:
             self._wrote = True
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(held(directory))
-                if not (self._fits or self._resumed) and (directory / "run.json").exists():  # taken meanwhile
-                    new_directory(run, self.agent)
+                stack.enter_context(run_dir.held(directory))
+                if (
+                    not (self._described or self._resumed) and (directory / "run.json").exists()
+                ):  # taken meanwhile
+                    run_dir.new_directory(run, self.agent)
                 if not self._resumed:
-                    stack.enter_context(emptied_if(lambda: training.driver.step == 0, directory))
+                    stack.enter_context(run_dir.emptied_if(lambda: training.driver.step == 0, directory))
                 self._describe(directory, run, training)
             return self._train(training, directory, run, own)
 
@@ -420,19 +402,18 @@ class Trainer:
         self.session.driver.on_step = None if steps is None else on_step
 
     def _describe(self, directory: Path, run: RunConfig, training: TrainingLoop) -> None:
-        self._fits += 1
+        self._described = True
         if self._resumed:
-            describe_resume(directory, training, run, None, {})
+            run_dir.describe_resume(directory, training, run, None, {})
             return
-        session, given = self.session, not is_id(self._envs)
-        describe(
+        session, given = self.session, not inputs.is_id(self._envs)
+        run_dir.describe(
             directory,
             session.specification["agent"],
             run,
             session.environments,
             None,
             given=given,
-            fits=self._fits,
             loaded=self._loaded,
             origin=self._progress.origin if self._loaded is None else None,
         )
@@ -480,7 +461,7 @@ class Trainer:
         codec = None if vector is None else vector.codec
         batched = False
         if codec is not None:
-            observation, batched = encoded(codec, observation, spaces.unflatten, self.run_config.env)
+            observation, batched = inputs.encoded(codec, observation, spaces.unflatten, self.run_config.env)
         actions, after = act_independently(
             self.session.learner,
             self._act,
@@ -588,14 +569,14 @@ class Trainer:
         options = {**{name: getattr(self.run_config, name) for name in shared}, **how}
         config = PlayConfig.from_dict(options).located()
         spaces = self.session.environments.spaces
-        vector = play_env(config, self._envs, env, spaces, self.run_config.episodic_life)
+        vector = inputs.play_env(config, self._envs, env, spaces, self.run_config.episodic_life)
         played = run_episodes(
             self.session.learner,
             self.session.driver.learnt,
             vector,
             config,
             self._plays,
-            leave_open=env is not None and not makes(env),
+            leave_open=env is not None and not inputs.makes(env),
         )
         self._plays += 1
         return played
@@ -626,7 +607,7 @@ class Trainer:
                 f"Received: {received}. For weights or a policy in another format: save(directory), then "
                 "Agent.load(directory=...).save(directory=..., format=...)."
             )
-        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
+        training = self.session.training(self.run_config, None, self._progress)
         return str(training.write(Path(directory), keep=None, memory=self.run_config.save_memory))
 
     @_by_one_thread
@@ -649,7 +630,7 @@ class Trainer:
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
         differing = self._differing(found)
-        training = self.session.training(self.run_config, LoggerGroup(), None, self._progress)
+        training = self.session.training(self.run_config, None, self._progress)
         try:
             training.restore(found)
         except MismatchError as error:
@@ -828,9 +809,3 @@ def signature(config: type[Config]) -> inspect.Signature:
                     name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[name]
                 )
     return inspect.Signature([*first, *by_name.values(), settings])
-
-
-def __getattr__(name: str) -> Any:
-    if name in CLASSES:
-        return trainer(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
