@@ -29,16 +29,20 @@ COMMANDS = {
     "list": "List agents, environments, presets or runs",
     "completion": "Print a script that completes command lines in bash, zsh or fish",
 }
-_MODULES = {
-    "train": "training",
-    "play": "playing",
-    "tune": "tuning",
-    "run": "running",
-    "serve": "serving",
-    "list": "listing",
-    "completion": "completing",
+_FUNCTIONS = {
+    "train": "training.run",
+    "play": "playing.run",
+    "tune": "tuning.run",
+    "reproduce": "results.reproduce",
+    "plot": "results.plot",
+    "report": "results.report",
+    "card": "results.card",
+    "run": "running.run",
+    "serve": "serving.run",
+    "list": "listing.run",
+    "completion": "completing.run",
 }
-"""Modules whose `run` is the command; the others are functions of `documents`."""
+"""By module, so that only the modules of one command are imported."""
 
 HABITS = {
     **dict.fromkeys(("eval", "evaluate", "test"), "play {} --episodes 100"),
@@ -130,6 +134,5 @@ def _command(arguments: list[str]) -> Any:
         if command.lower() in (*AGENTS, *ALIASES):
             raise UsageError(f"{command!r} is an agent. Use: operant train {command.lower()} --env ENV")
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
-    if command in _MODULES:
-        return importlib.import_module(f"operant.cli.{_MODULES[command]}").run
-    return getattr(importlib.import_module("operant.cli.documents"), command)
+    module, function = _FUNCTIONS[command].split(".")
+    return getattr(importlib.import_module(f"operant.cli.{module}"), function)

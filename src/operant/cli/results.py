@@ -1,4 +1,4 @@
-"""What is made of runs: `operant plot`, `operant report`, `operant card` and `operant reproduce`."""
+"""What comes of runs: `operant plot`, `operant report`, `operant card` and `operant reproduce`."""
 
 from __future__ import annotations
 
