@@ -298,4 +298,4 @@ def test_auto_is_two_layers_of_256_rectifiers():
     actor = Learner(made).algorithm.actor
     shapes = {k: v.shape for k, v in actor.init(jax.random.key(0))["params"].items() if "kernel" in k}
     assert shapes["body.dense1/kernel"] == (256, 256)
-    assert '"activation": "relu"' in actor._network.to_json()
+    assert '"activation": "relu"' in actor.network.to_json()

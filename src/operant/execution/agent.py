@@ -333,7 +333,7 @@ class Agent(InteractiveAgent):
             return "\n".join(f"{name}\n{model.summary()}" for name, model in models.items())
         if format != "mermaid":
             raise value_error("format", "'text' or 'mermaid'", format)
-        return mermaid({name: model.drawable for name, model in models.items()})
+        return mermaid(models)
 
     def get_specification(self) -> dict[str, Any]:
         """Return the agent's definition as JSON data."""

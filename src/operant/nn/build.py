@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.layer_lists import config, from_config, takes_integers
-from operant.nn.model import Model, ModelInput
+from operant.nn.model import Model, normalizer_name
 from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, boundary, parse
 from operant.nn.weights import Weight, collect, undrawn
 from operant.spec.runtime import free_memory
@@ -76,9 +76,12 @@ def build(
         SpecError: the network is not understood, or does not fit inputs and heads.
     """
     fed = dict(inputs)
-    if not fed:
-        raise SpecError("A model needs at least one input. Received: none.")
-    groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
+    rest = [name for name in heads if not any(name in group for group in towers)]
+    groups = [*towers, *([rest] if rest else [])]
+    vectors = (
+        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
+    )
+    normalized = [*(vectors if normalize is True else normalize or ())]
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
     with boundary(network), numpy_promotion(), undrawn() as scope:
@@ -110,10 +113,10 @@ def build(
     return Model(
         built,
         weights,
-        inputs={n: ModelInput(safe_name(n), leaf) for n, leaf in fed.items()},
-        heads={n: safe_name(n) for n in heads},
+        inputs=fed,
+        heads=heads,
         carries=carries,
-        normalized={n: _normalizer_name(n) for n in normalized},
+        normalized=normalized,
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
@@ -168,37 +171,6 @@ def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
     }
 
 
-def _groups(towers: Sequence[Sequence[str]], heads: Mapping[str, Head]) -> list[tuple[str, ...]]:
-    if not heads:
-        raise SpecError("A model needs at least one head.")
-    named = [name for group in towers for name in group]
-    for name in named:
-        if name not in heads:
-            raise SpecError(f"towers names {name!r}, which is no head.{suggest(name, heads)}")
-        if named.count(name) > 1:
-            raise SpecError(f"towers names the head {name!r} twice.")
-    rest = tuple(name for name in heads if name not in named)
-    return [tuple(group) for group in towers] + ([rest] if rest else [])
-
-
-def _normalized(normalize: bool | Sequence[str], fed: Mapping[str, Leaf]) -> tuple[str, ...]:
-    able = tuple(
-        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
-    )
-    if isinstance(normalize, bool):
-        return able if normalize else ()
-    for name in normalize:
-        if name not in able:
-            raise SpecError(
-                f"normalize names {name!r}, which is no float vector among the inputs.{suggest(name, able)}"
-            )
-    return tuple(normalize)
-
-
-def _normalizer_name(name: str) -> str:
-    return f"normalizer.{safe_name(name)}"
-
-
 def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
     """Return an input as networks read it: floats as float32, frames scaled, choices as int32."""
     k = keras()
@@ -213,7 +185,7 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
         return entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     from operant.nn.keras_layers import Normalizer
 
-    return Normalizer(name=_normalizer_name(name), dtype="float32")(entry)
+    return Normalizer(name=normalizer_name(name), dtype="float32")(entry)
 
 
 def _bounds(leaf: Leaf) -> Bounds:
