@@ -10,21 +10,15 @@ Deviations: none. Nothing is learned.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.options.random_options import RandomConfig as Config
-from operant.agents.parts.untrained import RandomPolicy
-from operant.spec.spaces import Leaf, Spaces, masks_of
+from operant.agents.parts.untrained import RandomPolicy, State
+from operant.spec.spaces import Leaf, masks_of
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
-
-
-class State(NamedTuple):
-    """Nothing changes."""
 
 
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
@@ -52,15 +46,6 @@ def scaled(leaf: Leaf, drawn: Array) -> Array:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Random(RandomPolicy):
     """Random actions of any kind, masked ones included."""
-
-    @classmethod
-    def create(cls, config: Config, spaces: Spaces, actors: int) -> Random:
-        """Nothing is built."""
-        return cls(config, spaces, actors)
-
-    def init(self, key: Key) -> State:
-        """There is nothing to initialise."""
-        return State()
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the numbers that actions are made from."""
