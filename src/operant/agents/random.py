@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.protocol import Counters, fold
+from operant.agents.options.algorithm_options import RandomConfig as Config
 from operant.agents.parts.untrained import RandomPolicy, State
-from operant.spec.spaces import Leaf, masks_of
+from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
 
@@ -46,6 +47,11 @@ def scaled(leaf: Leaf, drawn: Array) -> Array:
 @dataclasses.dataclass(frozen=True, eq=False)
 class Random(RandomPolicy):
     """Random actions of any kind, masked ones included."""
+
+    @classmethod
+    def create(cls, config: Config, spaces: Spaces, actors: int) -> Random:
+        """Nothing is built."""
+        return cls(config, spaces, actors)
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the numbers that actions are made from."""

@@ -40,10 +40,6 @@ def own_numbers(optimizer: Any) -> dict[str, float]:
     return OWN_NUMBERS.get(name, {}) if isinstance(name, str) else {}
 
 
-class NoLearningConfig(Config):
-    """Options of agents that learn nothing: none."""
-
-
 class AgentConfig(Config):
     """Options of every algorithm that trains a network."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from operant.agents.base.protocol import Counters
 from operant.agents.base.update_counter import UpdateCount, UpdateCounter
@@ -21,16 +21,11 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomPolicy(UpdateCounter):
-    """Base of agents without parameters. A subclass adds `noise`, `act` and `update`."""
+    """Base of agents without parameters. A subclass adds `create`, `noise`, `act` and `update`."""
 
     config: Any
     spaces: Spaces
     actors: int
-
-    @classmethod
-    def create(cls, config: Any, spaces: Spaces, actors: int) -> Self:
-        """Nothing is built."""
-        return cls(config, spaces, actors)
 
     @property
     def rows(self) -> int:
