@@ -541,7 +541,7 @@ def test_keras_allocates_nothing_itself(whole):
     The large one's weights are 2^40 numbers of 4 bytes, 6 times (3 inputs, a bias, 2 outputs), and 2 more.
     """
     pending = keras().src.backend.common.global_state.get_global_attribute
-    made = build([{"type": "dense", "size": 8}], VECTOR, Q)._network
+    made = build([{"type": "dense", "size": 8}], VECTOR, Q).network
     assert [v._value for v in made.variables] == [None] * 4
     for rest, message in (
         (

@@ -35,8 +35,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, fold
-from operant.agents.base.update_counter import UpdateCount, UpdateCounter
+from operant.agents.base.protocol import Counters, UpdateCount, UpdateCounter, fold
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modular_parts.gradient_steps import (

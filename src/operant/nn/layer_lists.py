@@ -218,7 +218,7 @@ def from_config(data: Mapping[str, Any]) -> Any:
     Raises:
         SpecError: the configuration is not understood, holds code, or names a module.
     """
-    from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
+    from operant.nn import keras_layers  # noqa: F401 - registers the classes that it may name
 
     plain = _uncompiled(json.dumps(data))
     refuse_modules(plain)

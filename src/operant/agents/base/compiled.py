@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
-from operant.agents.base.update_counter import UpdateCounter
+from operant.agents.base.protocol import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Key, Rollout, Tree

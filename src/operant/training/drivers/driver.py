@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from operant.agents.base.learner import Learner, TrainState, without_buffer
-from operant.agents.base.metric_accumulator import METRIC_SLOTS
+from operant.agents.base.updates import METRIC_SLOTS
 from operant.training.episodes import EpisodeResult
 
 
