@@ -143,7 +143,7 @@ class TD3(ContinuousActorCritic):
             delayed,
             (state.actor["params"], state.actor_optimizer, slow, NO_STEP),
         )
-        after = State(
+        state = state._replace(
             actor={**state.actor, "params": actor},
             critic1={**state.critic1, "params": critics[0]},
             critic2={**state.critic2, "params": critics[1]},
@@ -153,10 +153,8 @@ class TD3(ContinuousActorCritic):
             actor_optimizer=actor_optimizer,
             critic_optimizer=critic_optimizer,
             steps=steps,
-            reward_scale=state.reward_scale,
-            update_count=state.update_count,
         )
-        return after, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
+        return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

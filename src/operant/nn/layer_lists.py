@@ -316,10 +316,12 @@ def _registered(path: Any) -> type | None:
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
-    """Add a layer to a graph; SpecError: its input does not fit; names place and both shapes."""
+    """Add a layer to a graph; SpecError: its input (None: a `retrieve` needs none) does not fit; names place and
+    both shapes.
+    """
     if not layer.raw:
         x = graph.encode(x)
-    shape = tuple(x.shape[1:])
+    shape = () if x is None else tuple(x.shape[1:])
     if layer.ranks and len(shape) not in layer.ranks:
         needed = " or ".join(RANKS[rank] for rank in layer.ranks)
         remedy = " Put a flatten or pooling layer before it." if layer.ranks == (1,) else ""
@@ -338,23 +340,10 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:
     """Add a list of layers, the first on the input or a `retrieve`; SpecError: inputs cannot be joined."""
-    if stack and isinstance(stack[0], Retrieve):
-        x = None
-    else:
-        x = _whole_input(graph, label)
+    x = None if isinstance(stack[0], Retrieve) else _whole_input(graph, label)
     for i, layer in enumerate(stack):
-        if isinstance(layer, Retrieve):
-            x = _retrieved(graph, layer, f"{label}[{i}]")
-        else:
-            x = add(graph, layer, x, f"{label}[{i}]")
+        x = add(graph, layer, x, f"{label}[{i}]")
     return x
-
-
-def _retrieved(graph: Graph, layer: Retrieve, label: str) -> Any:
-    try:
-        return layer(graph, None)
-    except SpecError as error:
-        raise SpecError(f"{label} (retrieve): {error}") from None
 
 
 def _whole_input(graph: Graph, label: str) -> Any:
