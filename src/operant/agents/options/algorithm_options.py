@@ -21,6 +21,8 @@ from operant.agents.options.shared_options import (
     SharedModelConfig,
     changed,
     number,
+    rollout_length,
+    update_interval,
 )
 from operant.spec import Config, Scalar, Schedule, option
 
@@ -173,13 +175,7 @@ class ACERConfig(ReplayConfig, ModelConfig):
         "correct the bias",
         low_open=True,
     )
-    n_steps: int = option(
-        20,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(20)
     replay_ratio: Scalar = option(
         4,
         "Mean number of replay steps after each step on fresh experience (Poisson-distributed)",
@@ -199,13 +195,12 @@ class ACERConfig(ReplayConfig, ModelConfig):
         "experience starts at once (default: buffer-max-size)",
         aliases=None,
     )
-    buffer_batch_size: int = option(
+    buffer_batch_size: int = changed(
+        ReplayConfig,
+        "buffer_batch_size",
         1,
         "Batch size: sequences of n-steps rows per environment in each replay step",
         unit="sequences per environment",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
     )
 
     def batch(self, actors: int) -> int:
@@ -225,13 +220,7 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
     tau: Scalar = number(
         1.0, "Weight of the online network when the target is synced (1: copy)", low_open=True, high=1.0
     )
-    train_every: int = option(
-        1,
-        "Steps of each environment between updates",
-        unit="environment steps per environment",
-        low=1,
-        search="categorical",
-    )
+    train_every: int = update_interval()
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
     n_steps: int = option(
         1, "Number of steps in the n-step return", low=1, search="categorical", aliases=None
@@ -337,13 +326,7 @@ class PQNConfig(EpsilonConfig, ModelConfig):
         "Network: 'auto' (with layer normalisation), a list of widths (also with it) or of layers (which "
         "should normalise too), a Keras model, or the path to a model file",
     )
-    n_steps: int = option(
-        32,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(32)
     lam: Scalar = number(
         0.65,
         "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",

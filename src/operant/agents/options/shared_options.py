@@ -22,6 +22,28 @@ def changed(config: type[Config], name: str, default: Any, help: str | None = No
     return dataclasses.field(default=default, metadata={"option": known})
 
 
+def rollout_length(default: int) -> Any:
+    """Declare the length of the blocks that an algorithm learns from."""
+    return option(
+        default,
+        "Rollout length: steps of each environment between updates",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+
+
+def update_interval() -> Any:
+    """Declare how often an algorithm replays."""
+    return option(
+        1,
+        "Steps of each environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
+
+
 OWN_NUMBERS: dict[str, dict[str, float]] = {
     "adabelief": {"opt_epsilon": 1e-16},
     "adadelta": {"beta2": 0.95},
@@ -189,13 +211,7 @@ class RolloutConfig(AgentConfig, PolicyConfig):
     entropy_coef: Scalar = number(0.01, "Weight of the entropy in the loss. Larger: more exploration")
     grad_norm: float | None = changed(AgentConfig, "grad_norm", 0.5)
     lam: Scalar = number(0.95, "GAE-Lambda for advantage estimation", high=1.0)
-    n_steps: int = option(
-        128,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(128)
     value_loss_coef: Scalar = number(0.5, "Weight of the value loss")
 
     def batch(self, actors: int) -> int:
@@ -320,13 +336,12 @@ class ReplayConfig(AgentConfig):
 class SequenceConfig(ReplayConfig):
     """Options of algorithms whose recurrent networks learn from replayed sequences."""
 
-    buffer_batch_size: int = option(
+    buffer_batch_size: int = changed(
+        ReplayConfig,
+        "buffer_batch_size",
         32,
         "Batch size: transitions per gradient step; for a recurrent network, sequences",
         unit="transitions (or sequences)",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
     )
     sequence_length: int = option(
         20,
@@ -364,13 +379,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
         low_open=True,
         high=1.0,
     )
-    train_every: int = option(
-        1,
-        "Steps of each environment between updates",
-        unit="environment steps per environment",
-        low=1,
-        search="categorical",
-    )
+    train_every: int = update_interval()
 
 
 class DeterministicConfig(ContinuousConfig):
