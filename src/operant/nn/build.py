@@ -89,17 +89,20 @@ def build(
         if not isinstance(parsed, KerasModel):
             _warn_of_channels(fed)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
+        scaled = not (isinstance(parsed, KerasModel) and _rescales(parsed.model))
+        tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
         if isinstance(parsed, Cfg):
-            outputs = _from_cfg(parsed, entries, fed, heads, normalized)
+            model, called = _from_cfg(parsed, tensors, fed, heads)
+            outputs = _headed(model, called, heads, entries)
         elif isinstance(parsed, KerasModel):
             model = parsed.model
             if reinitialize:
                 parsed = KerasModel(from_config(config(model)))
-            outputs = _complete(parsed.model, entries, fed, heads, normalized)
+            outputs = _headed(parsed.model, _called(parsed.model, tensors, entries, fed), heads, entries)
             if reinitialize:
                 copied = _untrained(model, parsed.model, scope)
         else:
-            outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
+            outputs = _assembled(parsed, tensors, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
         for source, copy in (pair for graph in graphs for pair in graph.copied):
@@ -171,8 +174,8 @@ def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
     }
 
 
-def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
-    """Return an input as networks read it: floats as float32, frames scaled, choices as int32."""
+def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool) -> Any:
+    """Return an input as networks read it: floats as float32, frames `scaled`, choices as int32."""
     k = keras()
     if leaf.type == "bool":
         return entry
@@ -197,7 +200,7 @@ def _bounds(leaf: Leaf) -> Bounds:
 
 def _assembled(
     network: AutoNetwork | LayerStack | InputPreprocessing,
-    entries: Mapping[str, Any],
+    tensors: Mapping[str, Any],
     fed: Mapping[str, Leaf],
     heads: Mapping[str, Head],
     groups: Sequence[Sequence[str]],
@@ -206,7 +209,6 @@ def _assembled(
     graphs: list[Graph],
 ) -> dict[str, Any]:
     """Add one network for each group of heads, and the heads; note the graphs."""
-    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     choices = {n: 2 if leaf.type == "bool" else leaf.num_values for n, leaf in fed.items()}
     counted = {n: count for n, count in choices.items() if count is not None}
     bounds = {n: _bounds(leaf) for n, leaf in fed.items() if leaf.type == "float" and n not in normalized}
@@ -259,19 +261,6 @@ def fits(features: tuple[int, ...], head: tuple[int, ...]) -> bool:
     return len(features) > 1 and features[:-1] == head[: len(features) - 1]
 
 
-def _complete(
-    model: Any,
-    entries: Mapping[str, Any],
-    fed: Mapping[str, Leaf],
-    heads: Mapping[str, Head],
-    normalized: Sequence[str],
-) -> dict[str, Any]:
-    """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
-    scaled = not _rescales(model)
-    tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
-    return _headed(model, _called(model, tensors, entries, fed), heads, entries)
-
-
 def _rescales(layer: Any) -> bool:
     """Return whether a layer, or one within it, rescales its input."""
     within = (_rescales(inner) for inner in getattr(layer, "layers", ()))
@@ -279,14 +268,9 @@ def _rescales(layer: Any) -> bool:
 
 
 def _from_cfg(
-    cfg: Cfg,
-    entries: Mapping[str, Any],
-    fed: Mapping[str, Leaf],
-    heads: Mapping[str, Head],
-    normalized: Sequence[str],
-) -> dict[str, Any]:
-    """Make a .cfg file's model for these inputs and heads: an image, vectors joined into one, or both."""
-    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
+    cfg: Cfg, tensors: Mapping[str, Any], fed: Mapping[str, Leaf], heads: Mapping[str, Head]
+) -> tuple[Any, Any]:
+    """Make and call a .cfg file's model for these inputs: an image, vectors joined into one, or both."""
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
     if len(images) > 1:
@@ -317,7 +301,7 @@ def _from_cfg(
     dense = {n: math.prod(head.shape) for n, head in heads.items() if head.constant is None}
     size = None if vector is None else vector.shape[-1]
     model = cfg.model(tuple(x.shape[1:]), cfg.units(dense), vector_size=size)
-    return _headed(model, model(x if vector is None else [x, vector]), heads, entries)
+    return model, model(x if vector is None else [x, vector])
 
 
 def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:

@@ -128,16 +128,13 @@ class Model:
         drawn = self._draw(key)
         fixed = {w.name: w.draw(key) for w in self._weights if w.name not in drawn}
         values = {**drawn, **fixed}
-        return self._variables(values)
-
-    def _variables(self, values: Arrays) -> Variables:
         return {
             "params": {name: values[name] for name in (*self._params, *self.averages)},
             "state": {name: values[name] for name in self._state if name not in self.averages},
         }
 
     def _drawn(self, key: Key) -> Arrays:
-        fresh = [w for w in self._weights if w.is_seed or w.value is None]
+        fresh = [w for w in self._weights if is_seed(w.name) or w.value is None]
         with numpy_promotion():
             keys = jax.random.split(key, max(len(fresh), 1))
             return {w.name: w.draw(k) for w, k in zip(fresh, keys, strict=False)}
