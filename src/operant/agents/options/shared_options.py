@@ -22,6 +22,12 @@ def changed(config: type[Config], name: str, default: Any, help: str | None = No
     return dataclasses.field(default=default, metadata={"option": known})
 
 
+def network(role: str = "", **meta: Any) -> Any:
+    """Declare a network."""
+    forms = "'auto', a list of widths or of layers, a Keras model, or the path to a model file"
+    return option("auto", f"Network{role}: {forms}", **meta)
+
+
 def rollout_length(default: int) -> Any:
     """Declare the length of the blocks that an algorithm learns from."""
     return option(
@@ -146,11 +152,7 @@ class AgentConfig(Config):
 class ModelConfig(AgentConfig):
     """Options of algorithms with one network."""
 
-    model: Any = option(
-        "auto",
-        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a model file",
-        aliases=("network",),
-    )
+    model: Any = network(aliases=("network",))
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,16 +173,8 @@ class SharedModelConfig(ModelConfig):
 class ActorCriticConfig(AgentConfig):
     """Options of algorithms with a network for the actor and one for the critic."""
 
-    actor_model: Any = option(
-        "auto",
-        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a "
-        "model file",
-    )
-    critic_model: Any = option(
-        "auto",
-        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a "
-        "model file",
-    )
+    actor_model: Any = network(" of the actor")
+    critic_model: Any = network(" of the critic")
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:

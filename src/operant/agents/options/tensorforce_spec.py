@@ -124,10 +124,13 @@ def _type(what: str, spec: Any, known: Iterable[str]) -> str:
     return str(kind)
 
 
-def _flag(name: str, value: Any) -> bool:
-    if value in ("early", "late") or isinstance(value, bool):
-        return bool(value)
-    raise value_error(name, "False, True, 'early' or 'late'", value)
+def _flag(name: str) -> Callable[[Any], dict[str, Any]]:
+    def read(value: Any) -> dict[str, Any]:
+        if value not in (None, "early", "late") and not isinstance(value, bool):
+            raise value_error(name, "False, True, 'early' or 'late'", value)
+        return {name: None if value is None else bool(value)}
+
+    return read
 
 
 def update(spec: Any) -> dict[str, Any]:
@@ -406,12 +409,8 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "baseline_objective": baseline_objective,
     "advantage_processing": advantage_processing,
     "horizon": lambda spec: {"horizon": None if spec == "episode" else spec},
-    "predict_horizon_values": lambda spec: {
-        "predict_horizon_values": None if spec is None else _flag("predict_horizon_values", spec)
-    },
-    "estimate_advantage": lambda spec: {
-        "estimate_advantage": None if spec is None else _flag("estimate_advantage", spec)
-    },
+    "predict_horizon_values": _flag("predict_horizon_values"),
+    "estimate_advantage": _flag("estimate_advantage"),
     "use_beta_distribution": lambda spec: {"distribution": "beta"} if spec else {},
     "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
     "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
