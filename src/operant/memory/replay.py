@@ -316,8 +316,8 @@ class Replay:
         return (ahead[:, 0] >= n_step) | jnp.any(flagged | behind, axis=1)
 
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Rollout:
-        """Draw `B` sequences of `length` rows (fewer than a column has) that are held and followed by another,
-        each of one column, with uniform starts.
+        """Draw `B` sequences of `length` rows of one column that are held and followed by another, with
+        uniform starts; `length` is below that of a column.
 
         A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first
         row, if there is one. While no column holds `length + 1` rows, `valid` is False everywhere.

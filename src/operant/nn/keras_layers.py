@@ -1,5 +1,7 @@
-"""Operant's classes for Keras, registered so that a saved model loads in safe mode: layers, an initialiser, and
-the class of the models that `operant.nn.cfg` makes. Importing this module loads Keras.
+"""Operant's classes for Keras, registered so that a saved model loads in safe mode.
+
+Layers, an initialiser, and the class of the models that `operant.nn.cfg` makes. Importing this module loads
+Keras.
 """
 
 from __future__ import annotations

@@ -316,8 +316,10 @@ def _registered(path: Any) -> type | None:
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
-    """Add a layer to a graph; SpecError: its input (None: a `retrieve` needs none) does not fit; names place and
-    both shapes.
+    """Add a layer to a graph; a `retrieve` needs no input.
+
+    Raises:
+        SpecError: its input does not fit; names place and both shapes.
     """
     if not layer.raw:
         x = graph.encode(x)

@@ -2,8 +2,8 @@
 
 An environment step is a row that holds one: the row after an episode's end, which only carries its last
 observation, is none. An update is a block from which the algorithm learnt: not one of the warm-up of an
-`UpdateCounter`, nor one in which no update was due. `operant.agents.base.learner.Learner.update` adds both to the
-counters of a run.
+`UpdateCounter`, nor one in which no update was due. `operant.agents.base.learner.Learner.update` adds both to
+the counters of a run.
 
 See `docs/architecture.md` for how DQN, PPO, ACER and TRPO fit it, and `docs/add-an-algorithm.md` for how to
 write one.
