@@ -252,8 +252,7 @@ def _head(name: str, head: Head, features: Any) -> Any:
         name=label,
         dtype="float32",
     )
-    x = dense(features) if head.linear else features
-    return x if head.shape == x.shape[1:] else reshaped(x, head.shape)
+    return reshaped(dense(features) if head.linear else features, head.shape)
 
 
 def fits(features: tuple[int, ...], head: tuple[int, ...]) -> bool:
@@ -347,10 +346,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
     for i, head in enumerate(dense.values()):
         if head.logits and _is_softmax(model, i):
             tensors[i] = k.ops.log(k.ops.maximum(tensors[i], 1e-30))  # a probability may underflow to 0
-    outputs = {
-        n: x if tuple(x.shape[1:]) == head.shape else reshaped(x, head.shape)
-        for (n, head), x in zip(dense.items(), tensors, strict=True)
-    }
+    outputs = {n: reshaped(x, head.shape) for (n, head), x in zip(dense.items(), tensors, strict=True)}
     first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
     return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}
 

@@ -95,7 +95,7 @@ class Retrieve(Layer):
             if any(n not in (1, size) for n, size in zip(shape, wanted, strict=True)):
                 listed = ", ".join(f"{name} {s}" for name, s in zip(self.tensors, shapes, strict=True))
                 raise SpecError(f"Tensors to {self.aggregation} must have equal shapes. Received: {listed}.")
-            x = x if len(x.shape) == rank + 1 else reshaped(x, shape)
+            x = reshaped(x, shape)
             copies = (1, *(size // n for n, size in zip(shape, wanted, strict=True)))
             result.append(x if set(copies) == {1} else ops.tile(x, copies))
         return result
