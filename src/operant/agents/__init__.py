@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from operant.agents.table import AGENTS, ALIASES, AgentEntry, config_class, entry, resolve
@@ -109,14 +109,7 @@ class _Agents(types.ModuleType):
     def __contains__(self, name: object) -> bool:
         return name in AGENTS or name in ALIASES
 
-    def keys(self) -> Iterable[str]:
-        return AGENTS.keys()
-
-    def values(self) -> Iterator[Any]:
-        return (self[name] for name in AGENTS)
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        return ((name, self[name]) for name in AGENTS)
+    keys, values, items = Mapping.keys, Mapping.values, Mapping.items
 
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in (*AGENTS, *ALIASES) else default
