@@ -41,7 +41,7 @@ def safe_name(name: str) -> str:
 
 
 def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in a shape (but for the batch axis); if it has another, in float32 despite keras.json."""
+    """Return a tensor in a shape (but for the batch axis), reshaped in float32 despite any keras.json."""
     if tuple(tensor.shape[1:]) == shape:
         return tensor
     return keras().layers.Reshape(shape, dtype="float32")(tensor)
