@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 import jax
 
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.algorithm_options import DDPGConfig as Config
-from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics
+from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
@@ -67,7 +68,15 @@ class DDPG(ContinuousActorCritic):
 
     def init(self, key: Key) -> State:
         """Initialise the networks; targets start as their copies."""
-        return State(**self.begin(key, State._fields))
+        networks = self.networks(key)
+        return State(
+            **networks,
+            **targets(networks, State._fields),
+            actor_optimizer=self.actor_optimizer.init(networks["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init((networks["critic"]["params"],)),
+            reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
+        )
 
     def target(self, state: State, batch: ReplayBatch) -> Array:
         """Return y `[B]`."""
@@ -79,7 +88,7 @@ class DDPG(ContinuousActorCritic):
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets; all or nothing."""
         y = self.target(state, batch)
-        state, (critic,), stepped = self.step_critics(state, batch, y, key)
+        (critic,), critic_optimizer, stepped = self.step_critics(state, batch, y, key)
         training = self.learning(state, key, 1)
 
         def follow(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -96,7 +105,9 @@ class DDPG(ContinuousActorCritic):
         )
         state = state._replace(
             actor={**state.actor, "params": actor},
+            critic={**state.critic, "params": critic},
             actor_optimizer=actor_optimizer,
+            critic_optimizer=critic_optimizer,
             target_actor=target_actor,
             target_critic=target_critic,
         )

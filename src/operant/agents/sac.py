@@ -30,10 +30,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.algorithm_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
-from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics
+from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.nn import Head, Policy
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
@@ -117,11 +118,18 @@ class SAC(ContinuousActorCritic):
 
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
+        start = self.networks(key)
         log_temperature = jnp.log(jnp.asarray(self.config.temperature, jnp.float32))
+        critics = tuple(start[name]["params"] for name in self.critics)
         return State(
-            **self.begin(key, State._fields),
+            **start,
+            **targets(start, State._fields),
             log_temperature=log_temperature,
+            actor_optimizer=self.actor_optimizer.init(start["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init(critics),
             temperature_optimizer=self.temperature_optimizer.init(log_temperature),
+            reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
         )
 
     def temperature(self, state: State) -> Array:
@@ -163,7 +171,7 @@ class SAC(ContinuousActorCritic):
         drawn = self.update_noise(key, 2 * size)
         now, following = (jax.tree.map(lambda z, i=i: z[i * size : (i + 1) * size], drawn) for i in range(2))
         target = self.target(state, batch, following)
-        state, critics, critic_step = self.step_critics(state, batch, target, key)
+        critics, of_critics, critic_step = self.step_critics(state, batch, target, key)
         in_training, nan = self.learning(state, key, 1), jnp.float32(jnp.nan)
 
         def rest(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -191,10 +199,13 @@ class SAC(ContinuousActorCritic):
         )
         state = state._replace(
             actor={**state.actor, "params": actor},
+            critic1={**state.critic1, "params": critics[0]},
+            critic2={**state.critic2, "params": critics[1]},
             target_critic1=slow[0],
             target_critic2=slow[1],
             log_temperature=log_temperature,
             actor_optimizer=of_actor,
+            critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
         )
         return state, step_metrics(critic_step, metrics)

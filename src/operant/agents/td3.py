@@ -26,6 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.algorithm_options import TD3Config as Config
 from operant.agents.parts.off_policy import (
@@ -33,6 +34,7 @@ from operant.agents.parts.off_policy import (
     ContinuousActorCritic,
     ReplayBatch,
     step_metrics,
+    targets,
 )
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
@@ -80,7 +82,17 @@ class TD3(ContinuousActorCritic):
 
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
-        return State(**self.begin(key, State._fields), steps=jnp.zeros((), jnp.int32))
+        networks = self.networks(key)
+        critics = (networks["critic1"]["params"], networks["critic2"]["params"])
+        return State(
+            **networks,
+            **targets(networks, State._fields),
+            actor_optimizer=self.actor_optimizer.init(networks["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init(critics),
+            steps=jnp.zeros((), jnp.int32),
+            reward_scale=updates.reward_scale(self.config, self.actors),
+            update_count=UpdateCount.zero(),
+        )
 
     def smoothed(self, units: Arrays, noise: Arrays) -> Arrays:
         """Return target actions ã with clipped noise, within the bounds (eq. 14); in units."""
@@ -100,7 +112,7 @@ class TD3(ContinuousActorCritic):
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due, also step the actor on the first one and move the targets."""
         target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
-        state, critics, critic_step = self.step_critics(state, batch, target, key)
+        critics, critic_optimizer, critic_step = self.step_critics(state, batch, target, key)
         steps = (state.steps + 1) % self.config.policy_delay
         learning = self.learning(state, key, 1)
 
@@ -119,10 +131,13 @@ class TD3(ContinuousActorCritic):
         )
         state = state._replace(
             actor={**state.actor, "params": actor},
+            critic1={**state.critic1, "params": critics[0]},
+            critic2={**state.critic2, "params": critics[1]},
             target_actor=slow[0],
             target_critic1=slow[1],
             target_critic2=slow[2],
             actor_optimizer=actor_optimizer,
+            critic_optimizer=critic_optimizer,
             steps=steps,
         )
         return state, step_metrics(critic_step, metrics)

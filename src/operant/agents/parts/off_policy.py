@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, ReplayCounter, UpdateCount
+from operant.agents.base.protocol import Counters, ReplayCounter
 from operant.agents.options.shared_options import ContinuousConfig
 from operant.agents.parts import imitation, sequences
 from operant.agents.parts.action_scaling import (
@@ -196,22 +196,10 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         changed = {key: value for key, value in values.items() if value is not None}
         return updates.optimizer(self.config.with_values(changed))
 
-    def begin(self, key: Key, fields: tuple[str, ...]) -> dict[str, Any]:
-        """Return the first values of those fields of a state that all of these algorithms have.
-
-        Every network is drawn from a key of its own; those with a target among the fields start as its equal.
-        """
+    def networks(self, key: Key) -> dict[str, Tree]:
+        """Return the first variables of every model, each from a key of its own."""
         keys = jax.random.split(key, len(self.models))
-        networks = {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
-        critics = tuple(networks[name]["params"] for name in self.critics)
-        return {
-            **networks,
-            **targets(networks, fields),
-            "actor_optimizer": self.actor_optimizer.init(networks["actor"]["params"]),
-            "critic_optimizer": self.critic_optimizer.init(critics),
-            "reward_scale": updates.reward_scale(self.config, self.actors),
-            "update_count": UpdateCount.zero(),
-        }
+        return {name: model.init(k) for (name, model), k in zip(self.models.items(), keys, strict=True)}
 
     @property
     def models(self) -> dict[str, Model]:
@@ -376,11 +364,11 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
 
     def step_critics(
         self, state: Any, batch: ReplayBatch, target: Array, key: Key
-    ) -> tuple[Any, tuple[Tree, ...], CriticStep]:
+    ) -> tuple[tuple[Tree, ...], Tree, CriticStep]:
         """Step all critics together, and move their running averages.
 
         Returns:
-            The state with the critics after it, their parameters, and what became of the step.
+            The critics' parameters, the state of their optimizer, and what became of the step.
         """
         learning, has_rows = self.learning(state, key, 0), jnp.any(batch.weight > 0)
         params = tuple(getattr(state, name)["params"] for name in self.critics)
@@ -394,13 +382,8 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
             model.averaged(critic_params, getattr(learning, name), inputs, has_rows=has_rows)
             for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
         )
-        stepped = {
-            name: {**getattr(state, name), "params": critic_params}
-            for name, critic_params in zip(self.critics, params, strict=True)
-        }
         taken = (info["skipped"] == 0) & has_rows
-        step = CriticStep(taken, info["skipped"], info["grad_norm"], loss, value)
-        return state._replace(critic_optimizer=optimizer, **stepped), params, step
+        return params, optimizer, CriticStep(taken, info["skipped"], info["grad_norm"], loss, value)
 
     def step_actor(
         self, state: Any, params: Tree, optimizer: Tree, grads: Tree, batch: ReplayBatch
