@@ -29,7 +29,6 @@ from operant.agents.base.learner import Learner
 from operant.agents.base.protocol import fold
 from operant.agents.parts import imitation, off_policy, sequences
 from operant.agents.parts.action_scaling import to_units
-from operant.agents.parts.off_policy import critic_loss
 from operant.errors import SpecError
 from operant.spec.spaces import Spaces
 from operant.types import Rollout
@@ -160,7 +159,7 @@ def test_targets_and_losses_equal_a_plain_loop_over_rows(name):
         total += np.mean([(expected[t - BURN, b] - values[t][b]) ** 2 for t, b, _ in rows])
     params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
     module = importlib.import_module(f"operant.agents.{name}")
-    loss = jax.jit(lambda p: critic_loss(p, state, algorithm, batch, target)[0])(params)
+    loss = jax.jit(lambda p: module.critic_loss(p, state, algorithm, batch, target)[0])(params)
     assert float(loss) == pytest.approx(total, rel=2e-5)
 
     # The actor: what critics say of its own actions, after what was done before
@@ -192,7 +191,7 @@ def test_rows_of_the_burn_in_count_but_get_no_gradient():
         batch = algorithm.steps_of(changed)
         size = batch.reward.shape[0]
         params = tuple(getattr(state, critic)["params"] for critic in algorithm.critics)
-        critic = critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
+        critic = sac.critic_loss(params, state, algorithm, batch, jnp.ones(size))[0]
         noise = algorithm.update_noise(jax.random.key(1), size)
         actor = sac.actor_loss(state.actor["params"], state, algorithm, params, batch, noise)[0]
         return jnp.stack([critic, actor])

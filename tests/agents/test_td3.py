@@ -9,8 +9,8 @@ import pytest
 from tests import plain_actor_critic as plain
 from tests.small_agents import Countdown, compiled, equal
 
+from operant.agents import td3
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.parts import off_policy
 from operant.agents.parts.action_scaling import from_units
 from operant.agents.parts.off_policy import NetworkInputs
 from operant.spec.spaces import Spaces
@@ -71,7 +71,7 @@ def test_every_sample_of_a_step_has_its_own_noise(made, monkeypatch):
     state = plain.start(made)
     batch = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), plain.transitions())
     seen = []
-    monkeypatch.setattr(off_policy, "critic_loss", lambda *arguments: seen.append(arguments[-1]) or 1 / 0)
+    monkeypatch.setattr(td3, "critic_loss", lambda *arguments: seen.append(arguments[-1]) or 1 / 0)
     for key in (0, 0, 1):
         with pytest.raises(ZeroDivisionError):
             made.step(state, batch, jax.random.key(key))

@@ -48,6 +48,15 @@ class State(NamedTuple):
     update_count: UpdateCount
 
 
+def critic_loss(
+    params: tuple[Tree], state: State, algorithm: DDPG, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean of Q; the state is from `learning`."""
+    (q,) = algorithm.values(state, params, batch.now, batch.action)
+    error = losses.weighted_mean(losses.squared(target - q), batch.weight)
+    return error, losses.weighted_mean(q, batch.weight)
+
+
 def actor_loss(params: Tree, state: State, algorithm: DDPG, critic: Tree, batch: ReplayBatch) -> Array:
     """Return L_actor (Silver et al. 2014, eq. 9), with the critic after its step; state of `learning`."""
     units = algorithm.greedy(algorithm.outputs({**state.actor, "params": params}, batch.now))
@@ -88,7 +97,14 @@ class DDPG(ContinuousActorCritic):
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step the critic, then the actor, then move both targets; all or nothing."""
         y = self.target(state, batch)
-        (critic,), critic_optimizer, stepped = self.step_critics(state, batch, y, key)
+        training = self.learning(state, key, 0)
+        (error, value), grads = jax.value_and_grad(critic_loss, has_aux=True)(
+            (state.critic["params"],), training, self, batch, y
+        )
+        (critic,), critic_optimizer, stepped = self.step_critics(
+            training, (state.critic["params"],), state.critic_optimizer, grads, batch
+        )
+        state = state._replace(critic={**state.critic, "params": critic}, critic_optimizer=critic_optimizer)
         training = self.learning(state, key, 1)
 
         def follow(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -105,13 +121,12 @@ class DDPG(ContinuousActorCritic):
         )
         state = state._replace(
             actor={**state.actor, "params": actor},
-            critic={**state.critic, "params": critic},
             actor_optimizer=actor_optimizer,
-            critic_optimizer=critic_optimizer,
             target_actor=target_actor,
             target_critic=target_critic,
         )
-        return state, step_metrics(stepped, metrics)
+        metrics = step_metrics(stepped, metrics)
+        return state, {"loss/critic": error, "value/mean": value, **metrics}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

@@ -62,6 +62,15 @@ class State(NamedTuple):
     update_count: UpdateCount
 
 
+def critic_loss(
+    params: tuple[Tree, Tree], state: State, algorithm: SAC, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean value of the first critic; the state is from `learning`."""
+    values = algorithm.values(state, params, batch.now, batch.action)
+    one, two = (losses.weighted_mean(losses.squared(target - value), batch.weight) for value in values)
+    return one + two, losses.weighted_mean(values[0], batch.weight)
+
+
 def actor_loss(
     params: Tree, state: State, algorithm: SAC, critics: tuple[Tree, Tree], batch: ReplayBatch, noise: Arrays
 ) -> tuple[Array, Array]:
@@ -170,8 +179,14 @@ class SAC(ContinuousActorCritic):
         size = batch.reward.shape[0]
         drawn = self.update_noise(key, 2 * size)
         now, following = (jax.tree.map(lambda z, i=i: z[i * size : (i + 1) * size], drawn) for i in range(2))
-        target = self.target(state, batch, following)
-        critics, of_critics, critic_step = self.step_critics(state, batch, target, key)
+        target, in_training = self.target(state, batch, following), self.learning(state, key, 0)
+        critics = (state.critic1["params"], state.critic2["params"])
+        (loss, value), slope = jax.value_and_grad(critic_loss, has_aux=True)(
+            critics, in_training, self, batch, target
+        )
+        critics, of_critics, critic_step = self.step_critics(
+            in_training, critics, state.critic_optimizer, slope, batch
+        )
         in_training, nan = self.learning(state, key, 1), jnp.float32(jnp.nan)
 
         def rest(carry: tuple[Tree, ...]) -> tuple[Tree, ...]:
@@ -208,7 +223,7 @@ class SAC(ContinuousActorCritic):
             critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
         )
-        return state, step_metrics(critic_step, metrics)
+        return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

@@ -62,6 +62,15 @@ class State(NamedTuple):
     update_count: UpdateCount
 
 
+def critic_loss(
+    params: tuple[Tree, Tree], state: State, algorithm: TD3, batch: ReplayBatch, target: Array
+) -> tuple[Array, Array]:
+    """Return L_critic, and the mean of Q₁; the state is from `learning`."""
+    q1, q2 = algorithm.values(state, params, batch.now, batch.action)
+    errors = [losses.weighted_mean(losses.squared(target - q), batch.weight) for q in (q1, q2)]
+    return errors[0] + errors[1], losses.weighted_mean(q1, batch.weight)
+
+
 def actor_loss(params: Tree, state: State, algorithm: TD3, critic1: Tree, batch: ReplayBatch) -> Array:
     """Return L_actor, with the first critic as it is after its step; the state is from `learning`."""
     action = algorithm.greedy(algorithm.outputs({**state.actor, "params": params}, batch.now))
@@ -112,7 +121,12 @@ class TD3(ContinuousActorCritic):
     def step(self, state: State, batch: ReplayBatch, key: Key) -> tuple[State, Metrics]:
         """Step both critics; when it is due, also step the actor on the first one and move the targets."""
         target = self.target(state, batch, self.update_noise(key, batch.reward.shape[0]))
-        critics, critic_optimizer, critic_step = self.step_critics(state, batch, target, key)
+        learning, critics = self.learning(state, key, 0), (state.critic1["params"], state.critic2["params"])
+        gradient = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, value), grads = gradient(critics, learning, self, batch, target)
+        critics, critic_optimizer, critic_step = self.step_critics(
+            learning, critics, state.critic_optimizer, grads, batch
+        )
         steps = (state.steps + 1) % self.config.policy_delay
         learning = self.learning(state, key, 1)
 
@@ -140,7 +154,7 @@ class TD3(ContinuousActorCritic):
             critic_optimizer=critic_optimizer,
             steps=steps,
         )
-        return state, step_metrics(critic_step, metrics)
+        return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

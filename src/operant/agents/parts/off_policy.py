@@ -36,7 +36,7 @@ from operant.agents.table import serving
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
 from operant.nn.network import written
-from operant.ops import losses, optimise, prng
+from operant.ops import optimise, prng
 from operant.spec.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
@@ -95,18 +95,6 @@ class CriticStep(NamedTuple):
     skipped: Array
     """1 if it was left out for not being finite, else 0."""
     grad_norm: Array
-    loss: Array
-    value: Array
-    """Mean of the first critic's values."""
-
-
-def critic_loss(
-    params: tuple[Tree, ...], state: Any, algorithm: ContinuousActorCritic, batch: ReplayBatch, target: Array
-) -> tuple[Array, Array]:
-    """Return Σᵢ mean((y - Qᵢ(s, a))²) with the target y, and the mean of Q₁; the state is from `learning`."""
-    values = algorithm.values(state, params, batch.now, batch.action)
-    first, *more = (losses.weighted_mean(losses.squared(target - q), batch.weight) for q in values)
-    return sum(more, first), losses.weighted_mean(values[0], batch.weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -363,27 +351,20 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         return state._replace(**networks)
 
     def step_critics(
-        self, state: Any, batch: ReplayBatch, target: Array, key: Key
+        self, state: Any, params: tuple[Tree, ...], optimizer: Tree, grads: Tree, batch: ReplayBatch
     ) -> tuple[tuple[Tree, ...], Tree, CriticStep]:
-        """Step all critics together, and move their running averages.
-
-        Returns:
-            The critics' parameters, the state of their optimizer, and what became of the step.
-        """
-        learning, has_rows = self.learning(state, key, 0), jnp.any(batch.weight > 0)
-        params = tuple(getattr(state, name)["params"] for name in self.critics)
-        gradient = jax.value_and_grad(critic_loss, has_aux=True)
-        (loss, value), grads = gradient(params, learning, self, batch, target)
+        """Step all critics together, and move their running averages; the state is from `learning`."""
+        has_rows = jnp.any(batch.weight > 0)
         params, optimizer, info = optimise.apply(
-            self.critic_optimizer, params, state.critic_optimizer, grads, has_rows=has_rows
+            self.critic_optimizer, params, optimizer, grads, has_rows=has_rows
         )
         inputs = with_actions(batch.now.observation, batch.action, self.spaces)
         params = tuple(
-            model.averaged(critic_params, getattr(learning, name), inputs, has_rows=has_rows)
+            model.averaged(critic_params, getattr(state, name), inputs, has_rows=has_rows)
             for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
         )
         taken = (info["skipped"] == 0) & has_rows
-        return params, optimizer, CriticStep(taken, info["skipped"], info["grad_norm"], loss, value)
+        return params, optimizer, CriticStep(taken, info["skipped"], info["grad_norm"])
 
     def step_actor(
         self, state: Any, params: Tree, optimizer: Tree, grads: Tree, batch: ReplayBatch
@@ -466,8 +447,6 @@ def targets(variables: Mapping[str, Tree], fields: tuple[str, ...]) -> dict[str,
 def step_metrics(critics: CriticStep, actor: Metrics) -> Metrics:
     """Return the metrics of a gradient step of critics and actor (`NO_STEP`, or those of its step)."""
     return {
-        "loss/critic": critics.loss,
-        "value/mean": critics.value,
         **actor,
         "update/grad_norm": jnp.hypot(critics.grad_norm, actor["update/grad_norm"]),
         "update/skipped": jnp.where(critics.taken, actor["update/skipped"], critics.skipped),
