@@ -240,14 +240,16 @@ KNOBS: dict[str, dict[str, Knob]] = {
 
 
 def declared(config: type[Config]) -> dict[str, str]:
-    """Return where each option of a config is declared: the name of a shared class, or of the agent."""
+    """Return where each option of a config is declared: the name of a shared class, or of the agent's
+    module."""
     found = {}
     for option in options(config):
         owner = next(
             cls for cls in reversed(config.__mro__) if option in vars(cls).get("__dataclass_fields__", {})
         )
-        own = owner.__module__.endswith(".algorithm_options")
-        found[option] = owner.__name__.removesuffix("Config").lower() if own else owner.__name__
+        module = owner.__module__.rpartition(".")[2]
+        shared = module in ("shared_options", "modular_options")
+        found[option] = owner.__name__ if shared else module.removesuffix("_options")
     return found
 
 

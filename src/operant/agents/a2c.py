@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
-from operant.agents.options.algorithm_options import A2CConfig as Config
+from operant.agents.options.a2c_options import A2CConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, watch
 from operant.ops import losses, optimise
 from operant.spec.spaces import Spaces, masks_of

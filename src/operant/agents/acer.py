@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.options.algorithm_options import ACERConfig as Config
+from operant.agents.options.acer_options import ACERConfig as Config
 from operant.agents.parts import imitation
 from operant.agents.parts.actor_critic import evaluate
 from operant.agents.parts.minibatches import gradient_steps, key_of_step

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.protocol import Counters
-from operant.agents.options.algorithm_options import ConstantConfig as Config
+from operant.agents.options.constant_options import ConstantConfig as Config
 from operant.agents.parts.untrained import RandomPolicy, State
 from operant.errors import SpecError, suggest
 from operant.spec.spaces import Leaf, Spaces, masks_of

@@ -25,7 +25,7 @@ import jax
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, UpdateCount
-from operant.agents.options.algorithm_options import DDPGConfig as Config
+from operant.agents.options.ddpg_options import DDPGConfig as Config
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if

@@ -59,7 +59,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, ReplayCounter, UpdateCount, fold, passed
-from operant.agents.options.algorithm_options import DQNConfig as Config
+from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
 from operant.agents.parts.minibatches import gradient_steps, key_of_step

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
-from operant.agents.options.algorithm_options import PPOConfig as Config
+from operant.agents.options.ppo_options import PPOConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, watch
 from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.ops import losses, optimise

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
-from operant.agents.options.algorithm_options import PQNConfig as Config
+from operant.agents.options.pqn_options import PQNConfig as Config
 from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.agents.parts.q_learning import QLearner
 from operant.agents.parts.sequences import flat

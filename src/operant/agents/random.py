@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.protocol import Counters, fold
-from operant.agents.options.algorithm_options import RandomConfig as Config
+from operant.agents.options.random_options import RandomConfig as Config
 from operant.agents.parts.untrained import RandomPolicy, State
 from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree

@@ -7,6 +7,7 @@ options that a second name fixes. Imports no JAX: help is read from it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,8 +42,10 @@ class AgentEntry(NamedTuple):
     """Options of the agent `DEFAULT` that make it a form of this one: used if options are given that only
     `DEFAULT` has."""
 
-    options_module: str = "algorithm_options"
-    """Module that holds its options, named as the class with ``Config``."""
+    @property
+    def options_module(self) -> str:
+        """Module of its options, if they have one: as the class's name with ``Config``."""
+        return f"{PACKAGE}.options.{self.module}_options"
 
 
 _EPISODES: dict[str, Any] = {"unit": "episodes", "batch_size": 10, "horizon": None}
@@ -113,7 +116,6 @@ AGENTS: dict[str, AgentEntry] = {
         "Modular",
         "Assembled from modules: objective, memory, returns, optimizer; any actions",
         ANY,
-        options_module="modular_options",
     ),
     "ac": AgentEntry(
         "modular",
@@ -121,7 +123,6 @@ AGENTS: dict[str, AgentEntry] = {
         "Actor-critic: modular with returns that end in the critic's value; any actions",
         ANY,
         {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
-        options_module="modular_options",
     ),
     "vpg": AgentEntry(
         "modular",
@@ -129,7 +130,6 @@ AGENTS: dict[str, AgentEntry] = {
         "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
         ANY,
         _EPISODES,
-        options_module="modular_options",
     ),
     "pqn": AgentEntry("pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", CHOICES),
     "ppo": AgentEntry(
@@ -276,10 +276,14 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def config_class(name: str) -> type[Config]:
-    """Return an algorithm's options; of operant's own without importing JAX."""
+    """Return an algorithm's options: from a module of their own, without JAX, or the algorithm's."""
     known = resolve(name)
     if known not in AGENTS:
         return identify(import_object(known, "agent"))[1]
-    module = importlib.import_module(f"{PACKAGE}.options.{AGENTS[known].options_module}")
-    cls: type[Config] = getattr(module, f"{AGENTS[known].cls}Config")
+    described = AGENTS[known]
+    options = importlib.util.find_spec(described.options_module) is not None
+    module = described.options_module if options else f"{PACKAGE}.{described.module}"
+    cls: type[Config] = getattr(
+        importlib.import_module(module), f"{described.cls}Config" if options else "Config"
+    )
     return cls

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters, UpdateCount
-from operant.agents.options.algorithm_options import TD3Config as Config
+from operant.agents.options.td3_options import TD3Config as Config
 from operant.agents.parts.off_policy import (
     NO_STEP,
     ContinuousActorCritic,

@@ -33,7 +33,7 @@ from jax.flatten_util import ravel_pytree
 
 from operant.agents.base import updates
 from operant.agents.base.protocol import Counters
-from operant.agents.options.algorithm_options import TRPOConfig as Config
+from operant.agents.options.trpo_options import TRPOConfig as Config
 from operant.agents.parts.actor_critic import ActorCritic, evaluate, watch
 from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.nn import Head, Model, Policy, build
