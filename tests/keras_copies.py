@@ -8,7 +8,7 @@ from operant.nn.weights import named_variables
 def keras_model(model, variables):
     """Return the Keras model of a model, which then holds the variables."""
     model.assign(variables)
-    return model._network
+    return model.network
 
 
 def held(network):

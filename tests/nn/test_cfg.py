@@ -15,8 +15,8 @@ from tests.small_agents import small
 
 import operant
 from operant import checkpoint
+from operant.agents import SLOTS
 from operant.agents.base.agent_spec import parse_agent
-from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, config_class
 from operant.errors import CheckpointError, SpecError
 from operant.nn import Head, build
@@ -720,7 +720,7 @@ def test_agents_as_a_mapping():
 
 
 def test_an_agent_without_files_has_empty_lists(monkeypatch):
-    monkeypatch.setattr("operant.agents.base.card._table", dict)
+    monkeypatch.setattr("operant.agents._table", dict)
     assert operant.agents["ppo"]["model"] == {"ann": [], "cnn": []}
 
 

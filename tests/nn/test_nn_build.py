@@ -15,7 +15,7 @@ from operant.errors import SpecError
 from operant.nn import Head, build
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.keras_optimizers import keras_optimizer
-from operant.nn.training_mode import leaves
+from operant.nn.model import leaves
 from operant.spec.spaces import Leaf
 
 VECTOR = {"state": Leaf("float", (3,))}
@@ -331,18 +331,6 @@ def test_towers():
     assert not np.any(np.asarray(gradient["tower0.dense0/kernel"]))
 
 
-@pytest.mark.parametrize(
-    ("towers", "message"),
-    [
-        ((("p",),), "'p', which is no head. Did you mean|'p', which is no head. Known"),
-        ((("q",), ("q",)), "'q' twice"),
-    ],
-)
-def test_wrong_towers(towers, message):
-    with pytest.raises(SpecError, match=message):
-        build("auto", VECTOR, Q, towers=towers)
-
-
 def actor_critic():
     k = keras()
     x = k.Input((3,))
@@ -468,7 +456,7 @@ def test_networks_are_in_float32_whatever_keras_is_set_to(low_precision):
         ([joined, "flatten"], {"state": Leaf("float", (4,)), "rows": rows}),
     ]:
         model = build(network, inputs, heads)
-        layers = [x for x in leaves(model._network) if not isinstance(x, keras().layers.InputLayer)]
+        layers = [x for x in leaves(model.network) if not isinstance(x, keras().layers.InputLayer)]
         assert [x.name for x in layers if x.compute_dtype != "float32"] == []
 
 
@@ -553,7 +541,7 @@ def test_keras_allocates_nothing_itself(whole):
     The large one's weights are 2^40 numbers of 4 bytes, 6 times (3 inputs, a bias, 2 outputs), and 2 more.
     """
     pending = keras().src.backend.common.global_state.get_global_attribute
-    made = build([{"type": "dense", "size": 8}], VECTOR, Q)._network
+    made = build([{"type": "dense", "size": 8}], VECTOR, Q).network
     assert [v._value for v in made.variables] == [None] * 4
     for rest, message in (
         (
@@ -755,10 +743,3 @@ def foreign(package):
 def test_networks_that_are_none(network, message):
     with pytest.raises(SpecError, match=message):
         build(network, VECTOR, Q)
-
-
-def test_inputs_that_are_none():
-    with pytest.raises(SpecError, match=r"at least one input. Received: none"):
-        build("auto", {}, Q)
-    with pytest.raises(SpecError, match="normalize names 'state', which is no float vector"):
-        build("auto", {"state": Leaf("int", num_values=3)}, Q, normalize=("state",))

@@ -50,7 +50,7 @@ def read(chart):
 
 def test_a_network_with_registered_tensors():
     model = build(NETWORK, INPUTS, {"q/left": Head((3,)), "value": Head(())})
-    chart = mermaid({"critic": model.drawable})
+    chart = mermaid({"critic": model})
     assert chart.startswith('flowchart TD\n    subgraph m0["critic"]\n')
     labels, edges = read(chart)
     assert {
@@ -83,7 +83,7 @@ def test_towers_have_a_network_each():
     ]
     heads = {"p": Head((2,)), "v": Head(())}
     model = build(network, {"state": Leaf("float", (3,))}, heads, towers=(("p",), ("v",)))
-    _, edges = read(mermaid({"model": model.drawable}))
+    _, edges = read(mermaid({"model": model}))
     assert {("tower0.dense0", "x (0)", "head.p"), ("tower1.dense0", "x (1)", "head.v")} <= edges
 
 

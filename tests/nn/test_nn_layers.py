@@ -13,7 +13,7 @@ from operant.spec.spaces import Leaf
 
 def features(layers, inputs, observation):
     """Return what a list of layers without weights makes of an observation, a batch of one."""
-    network = build(layers, inputs, {"out": Head((1,))})._network
+    network = build(layers, inputs, {"out": Head((1,))}).network
     with numpy_promotion():
         body = keras().Model(network.input, network.get_layer("head.out").input)
         batch = {name: np.reshape(x, (1, *inputs[name].shape)) for name, x in observation.items()}

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base.protocol import Counters
 from operant.agents.options.constant_options import ConstantConfig as Config
-from operant.agents.parts.untrained import RandomPolicy
+from operant.agents.parts.untrained import RandomPolicy, State
 from operant.errors import SpecError, suggest
 from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
-
-
-class State(NamedTuple):
-    """Nothing changes."""
 
 
 def fallback(leaf: Leaf) -> np.ndarray:
@@ -82,10 +78,6 @@ class Constant(RandomPolicy):
         return cls(
             config, spaces, actors, {name: flat.get(name, fallback(leaf)) for name, leaf in known.items()}
         )
-
-    def init(self, key: Key) -> State:
-        """There is nothing to initialise."""
-        return State()
 
     def noise(self, key: Key, n: int) -> Tree:
         """No randomness: zeros, one for every row."""

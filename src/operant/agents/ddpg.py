@@ -22,20 +22,15 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters
-from operant.agents.base.update_counter import UpdateCount
+from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.ddpg_options import DDPGConfig as Config
-from operant.agents.parts import off_policy
-from operant.agents.parts.action_scaling import unit_heads
-from operant.agents.parts.off_policy import ContinuousActorCritic, ReplayBatch
-from operant.nn import Head
+from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
-from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
+from operant.types import Array, Key, Metrics, Rollout, Tree
 
 
 class State(NamedTuple):
@@ -80,37 +75,17 @@ class DDPG(ContinuousActorCritic):
         """Build actor and critic; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="ddpg", critics=("critic",))
 
-    @staticmethod
-    def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return one head per action, whose output is in units; a Keras model must end in tanh itself."""
-        return unit_heads(spaces.actions.components)
-
     def init(self, key: Key) -> State:
         """Initialise the networks; targets start as their copies."""
-        variables = self.networks(key)
-        actor, critic = (variables[name]["params"] for name in ("actor", "critic"))
+        networks = self.networks(key)
         return State(
-            actor=variables["actor"],
-            critic=variables["critic"],
-            target_actor=jax.tree.map(jnp.copy, actor),
-            target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimizer=self.actor_optimizer.init(actor),
-            critic_optimizer=self.critic_optimizer.init((critic,)),
+            **networks,
+            **targets(networks, State._fields),
+            actor_optimizer=self.actor_optimizer.init(networks["actor"]["params"]),
+            critic_optimizer=self.critic_optimizer.init((networks["critic"]["params"],)),
             reward_scale=updates.reward_scale(self.config, self.actors),
             update_count=UpdateCount.zero(),
         )
-
-    def greedy(self, outputs: Arrays) -> Arrays:
-        """Return μ(s), the actor's output, in units."""
-        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
-
-    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
-        """Return μ(s) with noise of standard deviation `step_noise_coef`, within the bounds; in units."""
-        return off_policy.gaussian(self.greedy(outputs), noise, self.config.step_noise_coef)
-
-    def spread(self) -> Array:
-        """Return the acting noise's standard deviation in the environment's scale, a mean over elements."""
-        return off_policy.noise_scale(self.spaces, self.config.step_noise_coef)
 
     def target(self, state: State, batch: ReplayBatch) -> Array:
         """Return y `[B]`."""
@@ -142,7 +117,7 @@ class DDPG(ContinuousActorCritic):
 
         start = (state.actor["params"], state.actor_optimizer, state.target_actor, state.target_critic)
         actor, actor_optimizer, target_actor, target_critic, metrics = once_if(
-            stepped.taken, follow, (*start, off_policy.NO_STEP)
+            stepped.taken, follow, (*start, NO_STEP)
         )
         state = state._replace(
             actor={**state.actor, "params": actor},
@@ -150,7 +125,7 @@ class DDPG(ContinuousActorCritic):
             target_actor=target_actor,
             target_critic=target_critic,
         )
-        metrics = off_policy.step_metrics(stepped, metrics)
+        metrics = step_metrics(stepped, metrics)
         return state, {"loss/critic": error, "value/mean": value, **metrics}
 
     def update(

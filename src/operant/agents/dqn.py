@@ -58,8 +58,7 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, fold
-from operant.agents.base.update_counter import ReplayCounter, UpdateCount, passed
+from operant.agents.base.protocol import Counters, ReplayCounter, UpdateCount, fold, passed
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate
@@ -177,18 +176,15 @@ class DQN(ReplayCounter, QLearner):
             atoms=atoms,
             dueling=config.dueling,
         )
-        if algorithm.model.recurrent:
-            algorithm._check_sequences()
-        return algorithm
-
-    def _check_sequences(self) -> None:
-        c = self.config
-        if c.prioritized:
+        if algorithm.model.recurrent and config.prioritized:
             raise SpecError(
                 "prioritized draws single steps, and a recurrent network learns from sequences. Received: "
-                f"prioritized=True, model={c.model!r}. Leave prioritized out, or take a feed-forward network."
+                f"prioritized=True, model={config.model!r}. Leave prioritized out, or take a feed-forward "
+                "network."
             )
-        sequences.require_room(c, self.actors, self.sequence_rows)
+        if algorithm.model.recurrent:
+            sequences.require_room(config, actors, algorithm.sequence_rows)
+        return algorithm
 
     @property
     def sequence_rows(self) -> int:

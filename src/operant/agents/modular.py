@@ -35,13 +35,10 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, fold
-from operant.agents.base.update_counter import UpdateCount, UpdateCounter
+from operant.agents.base.protocol import Counters, UpdateCount, UpdateCounter, fold
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modular_parts.gradient_steps import (
-    EvolutionStrategy,
-    LineSearch,
     Loss,
     NaturalGradient,
     TrainingPass,
@@ -502,27 +499,24 @@ class Modular(UpdateCounter):
         return TrainingPass(None if used else noisy, averaged, trained)
 
     def _plan(self, frozen: Tree) -> UpdatePlan:
-        c, objective = self.config, self.objective
-        plan = UpdatePlan(c.multi_step, c.subsampling_fraction, c.l2_regularization)
+        c, policy, natural = self.config, self.objective, None
         if c.gradient == "natural":
-            assert isinstance(objective, objectives.PolicyGradient)
-            policy = objective
-            plan = plan._replace(
-                natural=NaturalGradient(
-                    lambda params, rows: policy.outputs(params, frozen, rows.view),
-                    lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
-                    c.lr,
-                    c.cg_iterations,
-                    c.cg_damping,
-                )
+            assert isinstance(policy, objectives.PolicyGradient)
+            natural = NaturalGradient(
+                lambda params, rows: policy.outputs(params, frozen, rows.view),
+                lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
+                c.lr,
+                c.cg_iterations,
+                c.cg_damping,
             )
-        if c.gradient == "evolutionary":
-            plan = plan._replace(
-                evolution=EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
-            )
-        if c.linesearch_iterations:
-            plan = plan._replace(search=LineSearch(c.linesearch_iterations, c.linesearch_factor))
-        return plan
+        return UpdatePlan(
+            c.multi_step,
+            c.subsampling_fraction,
+            c.l2_regularization,
+            natural,
+            (c.evolutionary_samples, c.evolutionary_deviation) if c.gradient == "evolutionary" else None,
+            (c.linesearch_iterations, c.linesearch_factor) if c.linesearch_iterations else None,
+        )
 
     def _follow(self, state: State, has_rows: Array) -> State:
         """Move the targets when they are due; an update without rows does not count."""

@@ -10,7 +10,6 @@ Deviations: none. Nothing is learned.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,9 @@ import numpy as np
 
 from operant.agents.base.protocol import Counters, fold
 from operant.agents.options.random_options import RandomConfig as Config
-from operant.agents.parts.untrained import RandomPolicy
+from operant.agents.parts.untrained import RandomPolicy, State
 from operant.spec.spaces import Leaf, Spaces, masks_of
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
-
-
-class State(NamedTuple):
-    """Nothing changes."""
 
 
 def draw(key: Key, leaf: Leaf, n: int) -> Array:
@@ -57,10 +52,6 @@ class Random(RandomPolicy):
     def create(cls, config: Config, spaces: Spaces, actors: int) -> Random:
         """Nothing is built."""
         return cls(config, spaces, actors)
-
-    def init(self, key: Key) -> State:
-        """There is nothing to initialise."""
-        return State()
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the numbers that actions are made from."""

@@ -31,8 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters
-from operant.agents.base.update_counter import UpdateCount
+from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
@@ -213,7 +212,7 @@ class SAC(ContinuousActorCritic):
         actor, of_actor, log_temperature, of_temperature, slow, metrics = once_if(
             critic_step.taken, rest, (*start, state.temperature_optimizer, slow, none)
         )
-        state = State(
+        state = state._replace(
             actor={**state.actor, "params": actor},
             critic1={**state.critic1, "params": critics[0]},
             critic2={**state.critic2, "params": critics[1]},
@@ -223,8 +222,6 @@ class SAC(ContinuousActorCritic):
             actor_optimizer=of_actor,
             critic_optimizer=of_critics,
             temperature_optimizer=of_temperature,
-            reward_scale=state.reward_scale,
-            update_count=state.update_count,
         )
         return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 

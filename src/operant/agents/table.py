@@ -57,32 +57,28 @@ _VALUES: dict[str, Any] = {
     "frequency": 0.25,
 }
 
+ANY, CHOICES, FLOATS = ("float", "int", "bool"), ("int", "bool"), ("float",)
+"""Types of actions that agents serve."""
+
 AGENTS: dict[str, AgentEntry] = {
     "a2c": AgentEntry(
         "a2c",
         "A2C",
         "Advantage actor-critic: one step per short block; any actions",
-        ("float", "int", "bool"),
+        ANY,
         form={"baseline_model": "auto", "horizon": 1, "batch_size": 10},
     ),
     "acer": AgentEntry(
-        "acer",
-        "ACER",
-        "Actor-critic with experience replay: sample-efficient; discrete actions",
-        ("int", "bool"),
+        "acer", "ACER", "Actor-critic with experience replay: sample-efficient; discrete actions", CHOICES
     ),
     "constant": AgentEntry(
-        "constant",
-        "Constant",
-        "Constant actions: learns nothing; any actions",
-        ("float", "int", "bool"),
-        learns=False,
+        "constant", "Constant", "Constant actions: learns nothing; any actions", ANY, learns=False
     ),
     "ddpg": AgentEntry(
         "ddpg",
         "DDPG",
         "Deep deterministic policy gradient: replay; continuous actions with bounds",
-        ("float",),
+        FLOATS,
         bounded=True,
         form={
             "objective": "deterministic_policy_gradient",
@@ -96,14 +92,14 @@ AGENTS: dict[str, AgentEntry] = {
         "dqn",
         "DQN",
         "Deep Q-network: replay, target network; discrete actions",
-        ("int", "bool"),
+        CHOICES,
         form=_VALUES,
     ),
     "ddqn": AgentEntry(
         "dqn",
         "DQN",
         "Double DQN: dqn with --double",
-        ("int", "bool"),
+        CHOICES,
         {"double": True},
         form={**_VALUES, "double": True},
     ),
@@ -111,7 +107,7 @@ AGENTS: dict[str, AgentEntry] = {
         "dqn",
         "DQN",
         "Dueling double DQN: dqn with --double --dueling",
-        ("int", "bool"),
+        CHOICES,
         {"double": True, "dueling": True},
         form={**_VALUES, "double": True, "dueling": True},
     ),
@@ -119,58 +115,52 @@ AGENTS: dict[str, AgentEntry] = {
         "modular",
         "Modular",
         "Assembled from modules: objective, memory, returns, optimizer; any actions",
-        ("float", "int", "bool"),
+        ANY,
     ),
     "ac": AgentEntry(
         "modular",
         "Modular",
         "Actor-critic: modular with returns that end in the critic's value; any actions",
-        ("float", "int", "bool"),
+        ANY,
         {"baseline_model": "auto", "horizon": 1, "estimate_advantage": False, "batch_size": 10},
     ),
     "vpg": AgentEntry(
         "modular",
         "Modular",
         "Vanilla policy gradient (REINFORCE): modular on whole episodes; any actions",
-        ("float", "int", "bool"),
+        ANY,
         _EPISODES,
     ),
-    "pqn": AgentEntry(
-        "pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", ("int", "bool")
-    ),
+    "pqn": AgentEntry("pqn", "PQN", "Parallel Q-learning: no replay, no target; discrete actions", CHOICES),
     "ppo": AgentEntry(
         "ppo",
         "PPO",
         "Proximal policy optimization: clipped surrogate; any actions",
-        ("float", "int", "bool"),
+        ANY,
         form={**_EPISODES, "clipping_value": 0.25, "multi_step": 10, "subsampling_fraction": 0.33},
     ),
     "random": AgentEntry(
-        "random",
-        "Random",
-        "Random actions: learns nothing; any actions",
-        ("float", "int", "bool"),
-        learns=False,
+        "random", "Random", "Random actions: learns nothing; any actions", ANY, learns=False
     ),
     "sac": AgentEntry(
         "sac",
         "SAC",
         "Soft actor-critic: replay, entropy; continuous actions with bounds",
-        ("float",),
+        FLOATS,
         bounded=True,
     ),
     "td3": AgentEntry(
         "td3",
         "TD3",
         "Twin delayed DDPG: replay, two critics; continuous actions with bounds",
-        ("float",),
+        FLOATS,
         bounded=True,
     ),
     "trpo": AgentEntry(
         "trpo",
         "TRPO",
         "Trust region policy optimization: natural gradient; any actions",
-        ("float", "int", "bool"),
+        ANY,
         form={
             **_EPISODES,
             "importance_sampling": True,

@@ -27,20 +27,15 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters
-from operant.agents.base.update_counter import UpdateCount
+from operant.agents.base.protocol import Counters, UpdateCount
 from operant.agents.options.td3_options import TD3Config as Config
-from operant.agents.parts.action_scaling import unit_heads
 from operant.agents.parts.off_policy import (
     NO_STEP,
     ContinuousActorCritic,
     ReplayBatch,
-    gaussian,
-    noise_scale,
     step_metrics,
     targets,
 )
-from operant.nn import Head
 from operant.ops import losses, optimise
 from operant.ops.repeat import once_if
 from operant.spec.spaces import Spaces
@@ -94,11 +89,6 @@ class TD3(ContinuousActorCritic):
         """Build an actor and two critics; refuse actions other than bounded floats."""
         return cls.build(config, spaces, actors, name="td3", critics=("critic1", "critic2"))
 
-    @staticmethod
-    def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return one head per action, its value in units; a Keras model as actor must end in tanh itself."""
-        return unit_heads(spaces.actions.components)
-
     def init(self, key: Key) -> State:
         """Initialise the networks, each from a key of its own; targets start as their copies."""
         networks = self.networks(key)
@@ -112,14 +102,6 @@ class TD3(ContinuousActorCritic):
             reward_scale=updates.reward_scale(self.config, self.actors),
             update_count=UpdateCount.zero(),
         )
-
-    def greedy(self, outputs: Arrays) -> Arrays:
-        """Return the actor's actions, in units."""
-        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
-
-    def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
-        """Add noise of standard deviation `step_noise_coef`, and clip to the bounds."""
-        return gaussian(self.greedy(outputs), noise, self.config.step_noise_coef)
 
     def smoothed(self, units: Arrays, noise: Arrays) -> Arrays:
         """Return target actions ã with clipped noise, within the bounds (eq. 14); in units."""
@@ -161,7 +143,7 @@ class TD3(ContinuousActorCritic):
             delayed,
             (state.actor["params"], state.actor_optimizer, slow, NO_STEP),
         )
-        after = State(
+        state = state._replace(
             actor={**state.actor, "params": actor},
             critic1={**state.critic1, "params": critics[0]},
             critic2={**state.critic2, "params": critics[1]},
@@ -171,14 +153,8 @@ class TD3(ContinuousActorCritic):
             actor_optimizer=actor_optimizer,
             critic_optimizer=critic_optimizer,
             steps=steps,
-            reward_scale=state.reward_scale,
-            update_count=state.update_count,
         )
-        return after, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
-
-    def spread(self) -> Array:
-        """Return the standard deviation of the acting noise in the environment's scale."""
-        return noise_scale(self.spaces, self.config.step_noise_coef)
+        return state, {"loss/critic": loss, "value/mean": value, **step_metrics(critic_step, metrics)}
 
     def update(
         self, state: State, memory: Tree, block: Rollout, counters: Counters, key: Key

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.errors import SpecError, suggest
+from operant.errors import SpecError
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
 from operant.nn.layer_lists import config, from_config, takes_integers
-from operant.nn.model import Model, ModelInput
+from operant.nn.model import Model, normalizer_name
 from operant.nn.network import AutoNetwork, InputPreprocessing, KerasModel, LayerStack, boundary, parse
 from operant.nn.weights import Weight, collect, undrawn
 from operant.spec.runtime import free_memory
@@ -76,9 +76,12 @@ def build(
         SpecError: the network is not understood, or does not fit inputs and heads.
     """
     fed = dict(inputs)
-    if not fed:
-        raise SpecError("A model needs at least one input. Received: none.")
-    groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
+    rest = [name for name in heads if not any(name in group for group in towers)]
+    groups = [*towers, *([rest] if rest else [])]
+    vectors = (
+        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
+    )
+    normalized = [*(vectors if normalize is True else normalize or ())]
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
     with boundary(network), numpy_promotion(), undrawn() as scope:
@@ -86,17 +89,20 @@ def build(
         if not isinstance(parsed, KerasModel):
             _warn_of_channels(fed)
         entries = {n: k.Input(leaf.shape, dtype=leaf.dtype, name=safe_name(n)) for n, leaf in fed.items()}
+        scaled = not (isinstance(parsed, KerasModel) and _rescales(parsed.model))
+        tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
         if isinstance(parsed, Cfg):
-            outputs = _from_cfg(parsed, entries, fed, heads, normalized)
+            model, called = _from_cfg(parsed, tensors, fed, heads)
+            outputs = _headed(model, called, heads, entries)
         elif isinstance(parsed, KerasModel):
             model = parsed.model
             if reinitialize:
                 parsed = KerasModel(from_config(config(model)))
-            outputs = _complete(parsed.model, entries, fed, heads, normalized)
+            outputs = _headed(parsed.model, _called(parsed.model, tensors, entries, fed), heads, entries)
             if reinitialize:
                 copied = _untrained(model, parsed.model, scope)
         else:
-            outputs = _assembled(parsed, entries, fed, heads, groups, normalized, carries, graphs)
+            outputs = _assembled(parsed, tensors, fed, heads, groups, normalized, carries, graphs)
         sources = {safe_name(n): x for n, x in entries.items()} | carries.inputs
         built = k.Model(sources, {safe_name(n): outputs[n] for n in heads} | carries.outputs, name=name)
         for source, copy in (pair for graph in graphs for pair in graph.copied):
@@ -110,10 +116,10 @@ def build(
     return Model(
         built,
         weights,
-        inputs={n: ModelInput(safe_name(n), leaf) for n, leaf in fed.items()},
-        heads={n: safe_name(n) for n in heads},
+        inputs=fed,
+        heads=heads,
         carries=carries,
-        normalized={n: _normalizer_name(n) for n in normalized},
+        normalized=normalized,
         registered=_registered(graphs),
         to_spec=parsed.to_spec,
     )
@@ -168,39 +174,8 @@ def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
     }
 
 
-def _groups(towers: Sequence[Sequence[str]], heads: Mapping[str, Head]) -> list[tuple[str, ...]]:
-    if not heads:
-        raise SpecError("A model needs at least one head.")
-    named = [name for group in towers for name in group]
-    for name in named:
-        if name not in heads:
-            raise SpecError(f"towers names {name!r}, which is no head.{suggest(name, heads)}")
-        if named.count(name) > 1:
-            raise SpecError(f"towers names the head {name!r} twice.")
-    rest = tuple(name for name in heads if name not in named)
-    return [tuple(group) for group in towers] + ([rest] if rest else [])
-
-
-def _normalized(normalize: bool | Sequence[str], fed: Mapping[str, Leaf]) -> tuple[str, ...]:
-    able = tuple(
-        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
-    )
-    if isinstance(normalize, bool):
-        return able if normalize else ()
-    for name in normalize:
-        if name not in able:
-            raise SpecError(
-                f"normalize names {name!r}, which is no float vector among the inputs.{suggest(name, able)}"
-            )
-    return tuple(normalize)
-
-
-def _normalizer_name(name: str) -> str:
-    return f"normalizer.{safe_name(name)}"
-
-
-def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool = True) -> Any:
-    """Return an input as networks read it: floats as float32, frames scaled, choices as int32."""
+def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool) -> Any:
+    """Return an input as networks read it: floats as float32, frames `scaled`, choices as int32."""
     k = keras()
     if leaf.type == "bool":
         return entry
@@ -213,7 +188,7 @@ def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scal
         return entry if leaf.dtype == "float32" else k.ops.cast(entry, "float32")
     from operant.nn.keras_layers import Normalizer
 
-    return Normalizer(name=_normalizer_name(name), dtype="float32")(entry)
+    return Normalizer(name=normalizer_name(name), dtype="float32")(entry)
 
 
 def _bounds(leaf: Leaf) -> Bounds:
@@ -225,7 +200,7 @@ def _bounds(leaf: Leaf) -> Bounds:
 
 def _assembled(
     network: AutoNetwork | LayerStack | InputPreprocessing,
-    entries: Mapping[str, Any],
+    tensors: Mapping[str, Any],
     fed: Mapping[str, Leaf],
     heads: Mapping[str, Head],
     groups: Sequence[Sequence[str]],
@@ -234,7 +209,6 @@ def _assembled(
     graphs: list[Graph],
 ) -> dict[str, Any]:
     """Add one network for each group of heads, and the heads; note the graphs."""
-    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
     choices = {n: 2 if leaf.type == "bool" else leaf.num_values for n, leaf in fed.items()}
     counted = {n: count for n, count in choices.items() if count is not None}
     bounds = {n: _bounds(leaf) for n, leaf in fed.items() if leaf.type == "float" and n not in normalized}
@@ -278,26 +252,12 @@ def _head(name: str, head: Head, features: Any) -> Any:
         name=label,
         dtype="float32",
     )
-    x = dense(features) if head.linear else features
-    return x if head.shape == x.shape[1:] else reshaped(x, head.shape)
+    return reshaped(dense(features) if head.linear else features, head.shape)
 
 
 def fits(features: tuple[int, ...], head: tuple[int, ...]) -> bool:
     """Return whether features have a vector for each of the first places of a head's output."""
     return len(features) > 1 and features[:-1] == head[: len(features) - 1]
-
-
-def _complete(
-    model: Any,
-    entries: Mapping[str, Any],
-    fed: Mapping[str, Leaf],
-    heads: Mapping[str, Head],
-    normalized: Sequence[str],
-) -> dict[str, Any]:
-    """Connect a whole Keras model: check its inputs, and its outputs against the heads, in order."""
-    scaled = not _rescales(model)
-    tensors = {n: _prepared(entries[n], n, leaf, normalized, scaled) for n, leaf in fed.items()}
-    return _headed(model, _called(model, tensors, entries, fed), heads, entries)
 
 
 def _rescales(layer: Any) -> bool:
@@ -307,14 +267,9 @@ def _rescales(layer: Any) -> bool:
 
 
 def _from_cfg(
-    cfg: Cfg,
-    entries: Mapping[str, Any],
-    fed: Mapping[str, Leaf],
-    heads: Mapping[str, Head],
-    normalized: Sequence[str],
-) -> dict[str, Any]:
-    """Make a .cfg file's model for these inputs and heads: an image, vectors joined into one, or both."""
-    tensors = {n: _prepared(entries[n], n, leaf, normalized) for n, leaf in fed.items()}
+    cfg: Cfg, tensors: Mapping[str, Any], fed: Mapping[str, Leaf], heads: Mapping[str, Head]
+) -> tuple[Any, Any]:
+    """Make and call a .cfg file's model for these inputs: an image, vectors joined into one, or both."""
     graph = _graph(tensors, fed)
     images = [n for n, leaf in fed.items() if len(leaf.shape) > 1]
     if len(images) > 1:
@@ -345,7 +300,7 @@ def _from_cfg(
     dense = {n: math.prod(head.shape) for n, head in heads.items() if head.constant is None}
     size = None if vector is None else vector.shape[-1]
     model = cfg.model(tuple(x.shape[1:]), cfg.units(dense), vector_size=size)
-    return _headed(model, model(x if vector is None else [x, vector]), heads, entries)
+    return model, model(x if vector is None else [x, vector])
 
 
 def _graph(tensors: Mapping[str, Any], fed: Mapping[str, Leaf]) -> Graph:
@@ -391,10 +346,7 @@ def _headed(model: Any, called: Any, heads: Mapping[str, Head], entries: Mapping
     for i, head in enumerate(dense.values()):
         if head.logits and _is_softmax(model, i):
             tensors[i] = k.ops.log(k.ops.maximum(tensors[i], 1e-30))  # a probability may underflow to 0
-    outputs = {
-        n: x if tuple(x.shape[1:]) == head.shape else reshaped(x, head.shape)
-        for (n, head), x in zip(dense.items(), tensors, strict=True)
-    }
+    outputs = {n: reshaped(x, head.shape) for (n, head), x in zip(dense.items(), tensors, strict=True)}
     first = outputs[next(iter(outputs))] if outputs else next(iter(entries.values()))
     return outputs | {n: _head(n, head, first) for n, head in heads.items() if head.constant is not None}
 

@@ -160,7 +160,7 @@ class Cfg:
         Raises:
             SpecError: the number of sizes differs, or a layer does not fit its input.
         """
-        from operant.nn.keras_model import WeightsModel
+        from operant.nn.keras_layers import WeightsModel
 
         sections = [section for section in self.outputs if section.open]
         if len(output_units) != len(sections):

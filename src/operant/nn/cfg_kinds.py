@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from operant.errors import value_error, whole
@@ -88,17 +88,8 @@ def _activation(name: str, text: str) -> str:
     return activation(text)
 
 
-def _one_of(*known: str) -> Callable[[str, str], str]:
-    def read(name: str, text: str) -> str:
-        choice(name, text, known)
-        return text
-
-    return read
-
-
-def _initializer(name: str, text: str) -> str:
-    choice(name, text, tuple(INITIALIZERS))
-    return text
+def _one_of(known: Collection[str]) -> Callable[[str, str], str]:
+    return lambda name, text: choice(name, text, tuple(known))
 
 
 def _kernel(values: Values, seed: int | None) -> Any:
@@ -170,8 +161,9 @@ class SectionKind:
     """Ranks of inputs that it takes, without the batch axis; empty: any."""
 
 
-_KERNEL = {"activation": _activation, "initializer": _initializer, "gain": _number}
-_WINDOW = {"size": _count, "stride": _count, "padding": _one_of("valid", "same")}
+_DRAWN = {"initializer": _one_of(INITIALIZERS), "gain": _number}
+_KERNEL = {"activation": _activation, **_DRAWN}
+_WINDOW = {"size": _count, "stride": _count, "padding": _one_of(("valid", "same"))}
 ROLES = {"common": _flag, "output": _flag}
 KINDS: dict[str, SectionKind] = {
     "activation": SectionKind(
@@ -192,11 +184,11 @@ KINDS: dict[str, SectionKind] = {
         lambda v, seed: keras().layers.Embedding(
             v["values"], v["units"], embeddings_initializer=_kernel(v, seed), **FLOAT
         ),
-        {"values": _count, "units": _count, "initializer": _initializer, "gain": _number},
+        {"values": _count, "units": _count, **_DRAWN},
         required=("values", "units"),
         ranks=(0, 1),
     ),
     "flatten": SectionKind(lambda v, seed: keras().layers.Flatten(data_format="channels_last", **FLOAT), {}),
-    "normalization": SectionKind(_normalization, {"type": _one_of("layer", "batch")}),
-    "pooling": SectionKind(_pooling, {"reduction": _one_of("max", "average"), **_WINDOW}, ranks=(3,)),
+    "normalization": SectionKind(_normalization, {"type": _one_of(("layer", "batch"))}),
+    "pooling": SectionKind(_pooling, {"reduction": _one_of(("max", "average")), **_WINDOW}, ranks=(3,)),
 }

@@ -7,43 +7,33 @@ Inputs are round, layers are boxes; outputs (heads and recurrent states) are sla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from operant.nn.backend import keras
+from operant.nn.graph import safe_name
+from operant.nn.model import Model
 
 
-class Drawable(NamedTuple):
-    """One network, as a model holds it."""
-
-    network: Any
-    """A functional Keras model."""
-    inputs: Mapping[str, str]
-    """Names to show, by the name in the Keras model."""
-    outputs: Mapping[str, str]
-    """The same for outputs."""
-    registered: Mapping[str, Any]
-    """Keras tensors by the names that `register` gave them."""
-
-
-def mermaid(networks: Mapping[str, Drawable]) -> str:
-    """Return one flowchart of several networks, each in a frame with its name."""
+def mermaid(models: Mapping[str, Model]) -> str:
+    """Return one flowchart of several models, each in a frame with its name."""
     lines = ["flowchart TD"]
-    for i, (name, drawable) in enumerate(networks.items()):
+    for i, (name, model) in enumerate(models.items()):
         lines += [f"    subgraph m{i}[{_quoted(name)}]"]
-        lines += [f"        {line}" for line in _Chart(f"m{i}", drawable).lines]
+        lines += [f"        {line}" for line in _Chart(f"m{i}", model).lines]
         lines += ["    end"]
     return "\n".join(lines)
 
 
 class _Chart:
-    def __init__(self, prefix: str, drawable: Drawable) -> None:
+    def __init__(self, prefix: str, model: Model) -> None:
         self.lines: list[str] = []
         self._prefix, self._count = prefix, 0
-        self._inputs = drawable.inputs
-        self._names = {id(x): name for name, x in drawable.registered.items()}
+        self._inputs = {safe_name(name): name for name in model.inputs}
+        self._names = {id(x): name for name, x in model.registered.items()}
         self._nodes: dict[tuple[int, int], str] = {}
-        for inner, tensor in keras_outputs(drawable.network).items():
-            label = drawable.outputs.get(inner, inner)
+        heads = {safe_name(name): name for name in model.heads}
+        for inner, tensor in model.network.output.items():
+            label = heads.get(inner, inner)
             self._edge(tensor, self._node("[/", [label, _shape(tensor)], "/]"))
 
     def _node(self, left: str, parts: list[str], right: str) -> str:
@@ -74,12 +64,6 @@ class _Chart:
                 for x, _ in sources:
                     self._edge(x, self._nodes[key])
         return self._nodes[key]
-
-
-def keras_outputs(network: Any) -> dict[str, Any]:
-    """Return the outputs of a functional Keras model by name."""
-    output = network.output
-    return dict(output) if isinstance(output, Mapping) else {network.name: output}
 
 
 def _kind(operation: Any) -> str:

@@ -11,21 +11,10 @@ import numpy as np
 from operant.errors import SpecError, suggest
 from operant.nn.backend import keras
 
-ACTIVATIONS = {
-    "elu": "elu",
-    "gelu": "gelu",
-    "leaky-relu": "leaky_relu",
-    "none": "linear",
-    "relu": "relu",
-    "selu": "selu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "softmax": "softmax",
-    "softplus": "softplus",
-    "softsign": "softsign",
-    "swish": "silu",
-    "tanh": "tanh",
-}
+ACTIVATIONS = (
+    *("elu", "gelu", "leaky-relu", "none", "relu", "selu", "sigmoid"),
+    *("silu", "softmax", "softplus", "softsign", "swish", "tanh"),
+)
 
 
 def activation(name: str | None) -> str:
@@ -35,7 +24,7 @@ def activation(name: str | None) -> str:
         known = "none"
     if known not in ACTIVATIONS:
         raise SpecError(f"Unknown activation {name!r}.{suggest(known, ACTIVATIONS)}")
-    return ACTIVATIONS[known]
+    return {"none": "linear", "swish": "silu"}.get(known, known.replace("-", "_"))
 
 
 def orthogonal(nonlinearity: str | None, scale: float = 1.0) -> Any:
@@ -52,7 +41,9 @@ def safe_name(name: str) -> str:
 
 
 def reshaped(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in another shape (but for the batch axis), in float32 despite any keras.json."""
+    """Return a tensor in a shape (but for the batch axis), reshaped in float32 despite any keras.json."""
+    if tuple(tensor.shape[1:]) == shape:
+        return tensor
     return keras().layers.Reshape(shape, dtype="float32")(tensor)
 
 

@@ -95,7 +95,7 @@ class Retrieve(Layer):
             if any(n not in (1, size) for n, size in zip(shape, wanted, strict=True)):
                 listed = ", ".join(f"{name} {s}" for name, s in zip(self.tensors, shapes, strict=True))
                 raise SpecError(f"Tensors to {self.aggregation} must have equal shapes. Received: {listed}.")
-            x = x if len(x.shape) == rank + 1 else reshaped(x, shape)
+            x = reshaped(x, shape)
             copies = (1, *(size // n for n, size in zip(shape, wanted, strict=True)))
             result.append(x if set(copies) == {1} else ops.tile(x, copies))
         return result
@@ -218,7 +218,7 @@ def from_config(data: Mapping[str, Any]) -> Any:
     Raises:
         SpecError: the configuration is not understood, holds code, or names a module.
     """
-    from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
+    from operant.nn import keras_layers  # noqa: F401 - registers the classes that it may name
 
     plain = _uncompiled(json.dumps(data))
     refuse_modules(plain)
@@ -316,10 +316,14 @@ def _registered(path: Any) -> type | None:
 
 
 def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
-    """Add a layer to a graph; SpecError: its input does not fit; names place and both shapes."""
+    """Add a layer to a graph; a `retrieve` needs no input.
+
+    Raises:
+        SpecError: its input does not fit; names place and both shapes.
+    """
     if not layer.raw:
         x = graph.encode(x)
-    shape = tuple(x.shape[1:])
+    shape = () if x is None else tuple(x.shape[1:])
     if layer.ranks and len(shape) not in layer.ranks:
         needed = " or ".join(RANKS[rank] for rank in layer.ranks)
         remedy = " Put a flatten or pooling layer before it." if layer.ranks == (1,) else ""
@@ -338,23 +342,10 @@ def add(graph: Graph, layer: Layer, x: Any, label: str) -> Any:
 
 def add_all(graph: Graph, stack: Sequence[Layer], label: str) -> Any:
     """Add a list of layers, the first on the input or a `retrieve`; SpecError: inputs cannot be joined."""
-    if stack and isinstance(stack[0], Retrieve):
-        x = None
-    else:
-        x = _whole_input(graph, label)
+    x = None if isinstance(stack[0], Retrieve) else _whole_input(graph, label)
     for i, layer in enumerate(stack):
-        if isinstance(layer, Retrieve):
-            x = _retrieved(graph, layer, f"{label}[{i}]")
-        else:
-            x = add(graph, layer, x, f"{label}[{i}]")
+        x = add(graph, layer, x, f"{label}[{i}]")
     return x
-
-
-def _retrieved(graph: Graph, layer: Retrieve, label: str) -> Any:
-    try:
-        return layer(graph, None)
-    except SpecError as error:
-        raise SpecError(f"{label} (retrieve): {error}") from None
 
 
 def _whole_input(graph: Graph, label: str) -> Any:

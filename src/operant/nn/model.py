@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from operant.errors import SpaceError, SpecError
 from operant.nn.backend import keras, numpy_promotion
-from operant.nn.drawing import Drawable
-from operant.nn.graph import Carries
-from operant.nn.training_mode import LEARNING, averages, differs, leaves
+from operant.nn.graph import Carries, safe_name
 from operant.nn.weights import Weight, adapted, is_seed, named_variables, reading, write
 from operant.ops import normalization, prng
 from operant.spec.spaces import Leaf
@@ -31,16 +29,11 @@ Running averages of batch normalisation are among `params`, without a gradient: 
 (`Model.averaged`), and whatever follows a network, as target networks do, follows them too.
 """
 
+LEARNING = "learning"
+"""Entry of ``variables["state"]`` that tells a call to apply layers as in training. It holds no array."""
 _NOISE = 0xD20
 """Folded into a key to derive the noise of `Model.learning`."""
-
-
-class ModelInput(NamedTuple):
-    """One input of a model."""
-
-    name: str
-    """Its name in the Keras model."""
-    leaf: Leaf
+_RATES = ("dropout", "recurrent_dropout")
 
 
 class Model:
@@ -54,36 +47,38 @@ class Model:
         network: Any,
         weights: Sequence[Weight],
         *,
-        inputs: Mapping[str, ModelInput],
-        heads: Mapping[str, str],
+        inputs: Mapping[str, Leaf],
+        heads: Iterable[str],
         carries: Carries,
-        normalized: Mapping[str, str],
+        normalized: Sequence[str],
         registered: Mapping[str, Any],
         to_spec: Callable[[], Any],
     ) -> None:
         self.name: str = network.name
-        self.inputs = {name: port.leaf for name, port in inputs.items()}
+        self.network = network
+        """The Keras model. Its inputs and outputs have the `safe_name` of components and heads."""
+        self.registered = dict(registered)
+        """Keras tensors by the names that `register` gave them."""
+        self.inputs = dict(inputs)
         """The components that it reads."""
         self.heads = tuple(heads)
         self.recurrent = bool(carries.sizes)
         self.horizon = carries.horizon
         """Rows through which gradients should flow back, if a recurrent layer asked for a number."""
-        self._network = network
         self._weights = tuple(weights)
-        self._ports = dict(inputs)
-        self._heads = dict(heads)
         self._carries = dict(carries.sizes)
         self.normalized = tuple(normalized)
         """Inputs that are standardised by running moments."""
-        self._normalized = dict(normalized)
-        self._registered = dict(registered)
         self._to_spec = to_spec
         order = {id(v): name for name, v in named_variables(network)}
         self._params = [order[id(v)] for v in network.trainable_variables]
         self._state = [order[id(v)] for v in network.non_trainable_variables]
         self._seeds = tuple(name for name in self._state if is_seed(name))
-        running = (order[id(v)] for v in averages(network))
-        self.averages = tuple(name for name in running if not is_seed(name))
+        different = [layer for layer in leaves(network) if _differs(layer)]
+        self.learns_otherwise = bool(different)
+        """Whether learning applies it differently from use (see `learning`)."""
+        changed = dict.fromkeys(order[id(v)] for layer in different for v in layer.non_trainable_variables)
+        self.averages = tuple(name for name in changed if not is_seed(name))
         """Running averages among the parameters."""
         from operant.nn.keras_layers import compute_fast
 
@@ -104,14 +99,12 @@ class Model:
                 "(layer_normalization)."
             )
         self._adapted = adapted(network)
-        self.learns_otherwise = differs(network)
-        """Whether learning applies it differently from use (see `learning`)."""
         self._draw = jax.jit(self._drawn)
 
     @property
     def moments(self) -> tuple[str, ...]:
         """Names, among the variables, of the running moments of standardised inputs."""
-        return tuple(name for layer in self._normalized.values() for name in _moments(layer).values())
+        return tuple(name for component in self.normalized for name in _moments(component).values())
 
     @functools.cached_property
     def spec(self) -> Any:
@@ -126,7 +119,7 @@ class Model:
     @functools.cached_property
     def widest(self) -> int:
         """Numbers of the largest tensor that one observation becomes within the network."""
-        nodes = (node for operation in self._network.operations for node in operation._inbound_nodes)
+        nodes = (node for operation in self.network.operations for node in operation._inbound_nodes)
         shapes = (tensor.shape for node in nodes for tensor in node.output_tensors)
         return max(math.prod(size or 1 for size in shape) for shape in shapes)
 
@@ -135,16 +128,13 @@ class Model:
         drawn = self._draw(key)
         fixed = {w.name: w.draw(key) for w in self._weights if w.name not in drawn}
         values = {**drawn, **fixed}
-        return self._variables(values)
-
-    def _variables(self, values: Arrays) -> Variables:
         return {
             "params": {name: values[name] for name in (*self._params, *self.averages)},
             "state": {name: values[name] for name in self._state if name not in self.averages},
         }
 
     def _drawn(self, key: Key) -> Arrays:
-        fresh = [w for w in self._weights if w.is_seed or w.value is None]
+        fresh = [w for w in self._weights if is_seed(w.name) or w.value is None]
         with numpy_promotion():
             keys = jax.random.split(key, max(len(fresh), 1))
             return {w.name: w.draw(k) for w, k in zip(fresh, keys, strict=False)}
@@ -246,7 +236,7 @@ class Model:
         self, variables: Variables, observation: Arrays, carry: Tree, reset: Array
     ) -> tuple[Arrays, Tree, Tree]:
         """Return outputs of successive rows, the recurrent states before them, and that after the last."""
-        rows = {name: observation[name] for name in self._ports if name in observation}
+        rows = {name: observation[name] for name in self.inputs if name in observation}
 
         def step(
             before: tuple[Tree, Arrays], row: tuple[Arrays, Array]
@@ -278,21 +268,21 @@ class Model:
         }
         state = [held[name] for name in self._state]
         marked: Tree = {LEARNING: ()} if LEARNING in variables["state"] else {}
-        values = list(zip(self._network.non_trainable_variables, state, strict=True))
+        values = list(zip(self.network.non_trainable_variables, state, strict=True))
         with numpy_promotion(), reading(self._adapted, values):
-            outputs, after = self._network.stateless_call(params, state, arguments, training=bool(marked))
+            outputs, after = self.network.stateless_call(params, state, arguments, training=bool(marked))
 
         def unflatten(x: Array) -> Array:
             return x.reshape(*lead, *x.shape[1:])
 
-        heads = {name: unflatten(outputs[inner]) for name, inner in self._heads.items()}
+        heads = {name: unflatten(outputs[safe_name(name)]) for name in self.heads}
         carry = {name: unflatten(outputs[name]) for name in self._carries} if self.recurrent else carry
         return heads, carry, dict(zip(self._state, after, strict=True)) | marked
 
     def _arguments(self, observation: Arrays) -> tuple[tuple[int, ...], dict[str, Array]]:
         lead: tuple[int, ...] | None = None
         arguments = {}
-        for name, (inner, leaf) in self._ports.items():
+        for name, leaf in self.inputs.items():
             if name not in observation:
                 raise SpaceError(
                     f"The model reads {name!r}. Received: {', '.join(observation) or 'nothing'}."
@@ -305,7 +295,7 @@ class Model:
                     f"{name} must have {axes} and then shape {leaf.shape}. Received: shape {x.shape}."
                 )
             lead = x.shape[:rank]
-            arguments[inner] = x.reshape(math.prod(lead), *leaf.shape).astype(leaf.dtype)
+            arguments[safe_name(name)] = x.reshape(math.prod(lead), *leaf.shape).astype(leaf.dtype)
         assert lead is not None
         return lead, arguments
 
@@ -322,8 +312,8 @@ class Model:
         are ignored; it is False on rows that do not count.
         """
         state = dict(variables["state"])
-        for name, layer in self._normalized.items():
-            fields = _moments(layer)
+        for name in self.normalized:
+            fields = _moments(name)
             moments = normalization.Moments(**{field: state[inner] for field, inner in fields.items()})
             moments = normalization.update(moments, observation[name][: valid.shape[0]], valid)
             state |= {fields[field]: value for field, value in moments._asdict().items()}
@@ -332,20 +322,13 @@ class Model:
     def summary(self) -> str:
         """Return Keras's table of layers, shapes and numbers of parameters."""
         lines: list[str] = []
-        self._network.summary(print_fn=lambda line, **_: lines.append(line))
+        self.network.summary(print_fn=lambda line, **_: lines.append(line))
         return "\n".join(lines)
-
-    @property
-    def drawable(self) -> Drawable:
-        """The network as `operant.nn.drawing.mermaid` takes it."""
-        inputs = {inner: name for name, (inner, _) in self._ports.items()}
-        outputs = {inner: name for name, inner in self._heads.items()}
-        return Drawable(self._network, inputs, outputs, self._registered)
 
     def assign(self, variables: Variables) -> None:
         """Write variables into the Keras model itself, and so into one of the user's that is part of it."""
         with numpy_promotion():
-            write(self._network, {**variables["params"], **variables["state"]})
+            write(self.network, {**variables["params"], **variables["state"]})
 
 
 def _refuse_penalties(layer: Any) -> None:
@@ -364,6 +347,29 @@ def _refuse_penalties(layer: Any) -> None:
             )
 
 
-def _moments(layer: str) -> dict[str, str]:
-    """Return a normalising layer's moments among the variables, by field of `normalization.Moments`."""
-    return {field: f"{layer}/{field}" for field in normalization.Moments._fields}
+def normalizer_name(component: str) -> str:
+    """Return the name of the layer that standardises a component."""
+    return f"normalizer.{safe_name(component)}"
+
+
+def _moments(component: str) -> dict[str, str]:
+    """Return a component's moments among the variables, by field of `normalization.Moments`."""
+    return {field: f"{normalizer_name(component)}/{field}" for field in normalization.Moments._fields}
+
+
+def leaves(network: Any) -> list[Any]:
+    """Return the layers of a Keras model that are not models themselves, at any depth."""
+    model = keras().Model
+    return [layer for layer in network._flatten_layers() if not isinstance(layer, model)]
+
+
+def _differs(layer: Any) -> bool:
+    """Return whether a layer computes a different function in training than in use."""
+    k = keras().layers
+    if isinstance(layer, k.BatchNormalization):
+        return bool(layer.trainable)  # a frozen one keeps its averages in training as well
+    if not type(layer).__module__.startswith(("keras.", "operant.")):
+        return bool(layer._call_has_training_arg)  # a user's class says so itself
+    if all(hasattr(layer, name) for name in _RATES):  # recurrent ones have a seed whether they draw or not
+        return any(getattr(layer, name) for name in _RATES)
+    return bool(layer._seed_generators)

@@ -316,7 +316,7 @@ def load(path: str | Path) -> Any:
         SpecError: it cannot be read, is damaged, holds code, or names a module.
     """
     refuse_code(path, "network file")
-    from operant.nn import keras_layers, keras_model  # noqa: F401 - registers the classes that it may name
+    from operant.nn import keras_layers  # noqa: F401 - registers the classes that it may name
 
     try:
         with zipfile.ZipFile(path) as archive:

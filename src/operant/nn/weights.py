@@ -36,14 +36,9 @@ class Weight:
     """None if it starts as `value`."""
     value: npt.NDArray[Any] | None = None
 
-    @property
-    def is_seed(self) -> bool:
-        """Whether it is the state of a layer's random numbers."""
-        return is_seed(self.name)
-
     def draw(self, key: Key) -> Array:
         """Return an initial value: a pure function of the key."""
-        if self.is_seed:
+        if is_seed(self.name):
             return jax.random.bits(key, self.shape, jnp.uint32)
         if self.initializer is None:
             return jnp.array(self.value, self.dtype)

@@ -24,8 +24,8 @@ WEIGHT_DECAY = 1e-4
 """Decoupled weight decay of the optimisers whose name ends in `w` and of `lamb`, per step and learning
 rate."""
 
-_LAYERWISE = frozenset({"lamb"})
-"""Optimisers that treat each leaf by itself."""
+_LAYERWISE = "lamb"
+"""The optimiser that treats each leaf by itself."""
 
 _DECAYING = frozenset({"adamw", "nadamw", "sgdw"})
 """Optimisers with weight decay of their own."""
@@ -142,21 +142,12 @@ class Recipe:
         if self.type == "adagrad":
             return optax.scale_by_rss(initial_accumulator_value=self.initial_accumulator_value, eps=eps)
         scale = gradient_transforms.SCALINGS[self.type](b1, b2, eps)
-        if self.type == "lamb":
+        if self.type == _LAYERWISE:
             decayed = optax.add_decayed_weights(
                 WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
             )
             return optax.chain(scale, decayed, optax.scale_by_trust_ratio())
         return scale
-
-    def clip(self) -> list[optax.GradientTransformation]:
-        """Return what bounds parts of the gradient."""
-        clips = []
-        if self.clipnorm is not None:
-            clips.append(gradient_transforms.clip_each(self.clipnorm))
-        if self.clipvalue is not None:
-            clips.append(optax.clip(self.clipvalue))
-        return clips
 
     def descend(self, lr: Scalar) -> list[optax.GradientTransformation]:
         """Return what follows scaling: the learning rate, momentum, weight decay."""
@@ -168,7 +159,7 @@ class Recipe:
         share = self.weight_decay
         if share is None and self.type in _DECAYING:
             share = WEIGHT_DECAY
-        if share and self.type != "lamb":
+        if share and self.type != _LAYERWISE:
             whole = -lr * share
             taken = whole if self.decay is None else lambda n: whole * schedules.value(self.decay, n)
             steps.append(optax.add_decayed_weights(taken))
@@ -260,9 +251,13 @@ def optimizer(
     if isinstance(name, CustomOptimizer):
         return Optimizer(optax.chain(bound, name.transformation), elementwise=False)
     recipe = Recipe.read(name)
-    clips = recipe.clip()
+    clips = []
+    if recipe.clipnorm is not None:
+        clips.append(gradient_transforms.clip_each(recipe.clipnorm))
+    if recipe.clipvalue is not None:
+        clips.append(optax.clip(recipe.clipvalue))
     steps = [optax.chain(bound, *clips) if clips else bound, recipe.scale(beta1, beta2, epsilon)]
-    elementwise = recipe.type not in _LAYERWISE and recipe.clipnorm is None
+    elementwise = recipe.type != _LAYERWISE and recipe.clipnorm is None
     return Optimizer(optax.chain(*steps, *recipe.descend(lr)), elementwise)
 
 
@@ -272,11 +267,10 @@ def without_decay(
     """Return an optimizer whose steps do not depend on parameters' size: no decay, no layerwise scale."""
     if isinstance(name, CustomOptimizer):
         return name
-    arguments = (
-        {"type": name} if isinstance(name, str) else {k: v for k, v in name.items() if k != "weight_decay"}
-    )
+    arguments = {"type": name} if isinstance(name, str) else dict(name)
+    arguments.pop("weight_decay", None)
     kind = str(arguments["type"])
-    if kind in _LAYERWISE:
+    if kind == _LAYERWISE:
         kind = "adam"
     elif kind in _DECAYING:
         kind = kind.removesuffix("w")

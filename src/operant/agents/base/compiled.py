@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
-from operant.agents.base.update_counter import UpdateCounter
+from operant.agents.base.protocol import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Key, Rollout, Tree
@@ -31,7 +31,10 @@ class KeyStream:
     """Randomness by address, drawn for many addresses at once and handed out as NumPy arrays."""
 
     def __init__(self, draw: Callable[[Key, Array], Tree]) -> None:
-        self._draw = jax.jit(lambda key, first: jax.vmap(lambda i: draw(key, i))(_addresses(first)))
+        def drawn(key: Key, first: Array) -> Tree:
+            return jax.vmap(lambda i: draw(key, i))(first + jnp.arange(AHEAD, dtype=jnp.uint32))
+
+        self._draw = jax.jit(drawn)
         self._chunks: dict[int, list[Tree]] = {}
 
     def clear(self) -> None:
@@ -108,59 +111,37 @@ def act_independently(
     return (chosen, after) if batch else jax.tree.map(lambda x: x[0], (chosen, after))
 
 
-def _addresses(first: Array) -> Array:
-    return first + jnp.arange(AHEAD, dtype=jnp.uint32)
-
-
 class _Computations:
-    """What an engine's compiled calls compute, for its device and with its precision.
+    """What an engine's compiled calls compute.
 
     It holds no arrays. Methods of the engine would: compiled, they refer to it as it does to them, and such a
     circle, with the replay memory in it, outlives its last use until Python looks for circles.
     """
 
-    def __init__(
-        self, learner: Learner, impl: Any, structure: Any, platform: str, precision: str | None
-    ) -> None:
+    def __init__(self, learner: Learner, impl: Any, structure: Any) -> None:
         self.learner = learner
         self.impl = impl
         self.structure = structure
-        self.platform = platform
-        self.precision = precision
-
-    @contextlib.contextmanager
-    def _tracing(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(compiled_for(self.platform))
-            if self.precision is not None:
-                stack.enter_context(jax.default_matmul_precision(self.precision))
-            yield
 
     def act(
         self, explore: bool, acting: tuple[Array, ...], observation: Any, carry: Tree, first: Any, noise: Tree
     ) -> Action:
-        with self._tracing():
-            policy = jax.tree.unflatten(self.structure, acting)
-            return self.learner.act(policy, observation, carry, first, noise, explore=explore)
-
-    def recall(self, acting: PolicyState, observation: Any, carry: Tree, first: Any, action: Any) -> Action:
-        with self._tracing():
-            return self.learner.recall(acting, observation, carry, first, action)
+        policy = jax.tree.unflatten(self.structure, acting)
+        return self.learner.act(policy, observation, carry, first, noise, explore=explore)
 
     def update(
         self,
+        stored: bool,
         train: TrainState,
         sums: Array,
         block: Rollout,
         key: Array,
         segments: Array | None = None,
-        stored: bool = False,
     ) -> tuple[TrainState, Array, tuple[Array, ...]]:
-        with self._tracing():
-            key = jax.random.wrap_key_data(key, impl=self.impl)
-            train, metrics = self.learner.update(train, block, key, segments=segments, stored=stored)
-            sums = self.learner.metrics.add(sums, metrics)
-            return train, sums, tuple(jax.tree.leaves(self.learner.acting(train)))
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, metrics = self.learner.update(train, block, key, segments=segments, stored=stored)
+        sums = self.learner.metrics.add(sums, metrics)
+        return train, sums, tuple(jax.tree.leaves(self.learner.acting(train)))
 
     def advance(
         self,
@@ -172,16 +153,26 @@ class _Computations:
         first: Array,
         noise: Tree,
     ) -> tuple[TrainState, Array, tuple[Array, ...] | None, Action]:
-        with self._tracing():
-            key = jax.random.wrap_key_data(key, impl=self.impl)
-            train, metrics = self.learner.update(train, block, key)
-            sums, policy = self.learner.metrics.add(sums, metrics), self.learner.acting(train)
-            observation = {name: x[-1] for name, x in block.observation.items()}
-            action = self.learner.act(policy, observation, carry, first, noise, explore=True)
+        train, sums, acting = self.update(False, train, sums, block, key)
+        observation = {name: x[-1] for name, x in block.observation.items()}
+        action = self.act(True, acting, observation, carry, first, noise)
         # With one row to a block nothing else acts on these parameters: handing them out would only copy
         # them.
-        acting = tuple(jax.tree.leaves(policy)) if self.learner.rows > 1 else None
-        return train, sums, acting, action
+        return train, sums, acting if self.learner.rows > 1 else None, action
+
+
+def _compiled(
+    function: Callable[..., Any], platform: str, precision: str | None, donated: tuple[int, ...] = ()
+) -> Any:
+    """Compile a function for a platform, with a precision of matrix products (None: JAX chooses)."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any) -> Any:
+        precise = contextlib.nullcontext() if precision is None else jax.default_matmul_precision(precision)
+        with compiled_for(platform), precise:
+            return function(*arguments)
+
+    return jax.jit(traced, donate_argnums=donated)
 
 
 class CompiledAgent:
@@ -221,12 +212,13 @@ class CompiledAgent:
         """Whether the arrays are not in the host's memory."""
         self._structure = jax.tree.structure(jax.eval_shape(learner.acting, train))
         """How the leaves make what `act` needs."""
-        compute = _Computations(learner, jax.random.key_impl(key), self._structure, platform, precision)
-        self._acts = {explore: jax.jit(functools.partial(compute.act, explore)) for explore in (True, False)}
-        self._recall = jax.jit(compute.recall)
-        self._update = jax.jit(compute.update, donate_argnums=(0, 1))
-        self._update_stored = jax.jit(functools.partial(compute.update, stored=True), donate_argnums=(0, 1))
-        self._advance = jax.jit(compute.advance, donate_argnums=(0, 1))
+        compute = _Computations(learner, jax.random.key_impl(key), self._structure)
+        jit = functools.partial(_compiled, platform=platform, precision=precision)
+        self._acts = {explore: jit(functools.partial(compute.act, explore)) for explore in (True, False)}
+        self._recall = jit(learner.recall)
+        self._update = jit(functools.partial(compute.update, False), donated=(0, 1))
+        self._update_stored = jit(functools.partial(compute.update, True), donated=(0, 1))
+        self._advance = jit(compute.advance, donated=(0, 1))
         self._add = jax.jit(learner.add, donate_argnums=0)
         self._make_acting = jax.jit(lambda train: tuple(jax.tree.leaves(learner.acting(train))))
         self._noise = KeyStream(lambda key, row: learner.noise(key, row, n))
@@ -283,22 +275,21 @@ class CompiledAgent:
 
     def update(self, block: Rollout) -> None:
         """Learn from a block of `learner.rows` rows of all actors."""
-        key = self._keys.at(self.train.key, self._calls)
-        with self._guard(), memory_errors:
-            self.train, self.metric_sums, self._acting_now = self._update(
-                self.train, self.metric_sums, block, key
-            )
-            self._calls += 1
+        self._learn(self._update, block)
 
     def update_stored(self, block: Rollout, actors: list[int] | None = None) -> None:
         """Update from a block that the memory holds already; `actors` are segments of `Learner.update`."""
-        segments = None if actors is None else np.asarray(actors, np.int32)
+        self._learn(self._update_stored, block, None if actors is None else np.asarray(actors, np.int32))
+
+    def _learn(self, update: Any, block: Rollout, *rest: Any) -> list[Any]:
+        """Replace the state, which the call consumes; return what else the call returns."""
         key = self._keys.at(self.train.key, self._calls)
         with self._guard(), memory_errors:
-            self.train, self.metric_sums, self._acting_now = self._update_stored(
-                self.train, self.metric_sums, block, key, segments
+            self.train, self.metric_sums, self._acting_now, *others = update(
+                self.train, self.metric_sums, block, key, *rest
             )
             self._calls += 1
+        return others
 
     def update_again(self, block: Rollout) -> None:
         """Like `update_stored`, due or not, with a block that was learnt from: nothing is counted twice.
@@ -338,12 +329,7 @@ class CompiledAgent:
 
     def advance(self, block: Rollout, carry: Tree, first: Any, noise: Tree) -> Action:
         """Learn from a block, and act on the observation after it: both in one call."""
-        key = self._keys.at(self.train.key, self._calls)
-        with self._guard(), memory_errors:
-            self.train, self.metric_sums, self._acting_now, action = self._advance(
-                self.train, self.metric_sums, block, key, carry, first, noise
-            )
-            self._calls += 1
+        (action,) = self._learn(self._advance, block, carry, first, noise)
         return self._fetched(action)
 
     def update_segments(self, block: Rollout, actors: list[int]) -> None:

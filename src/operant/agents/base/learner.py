@@ -20,9 +20,16 @@ from jaxtyping import Bool, Float
 
 from operant import checkpoint
 from operant.agents.base import updates
-from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
-from operant.agents.base.protocol import Algorithm, Counters, count_valid, counted, fold
-from operant.agents.base.update_counter import ReplayCounter, UpdateCounter
+from operant.agents.base.protocol import (
+    Algorithm,
+    Counters,
+    ReplayCounter,
+    UpdateCounter,
+    count_valid,
+    counted,
+    fold,
+)
+from operant.agents.base.updates import METRIC_SLOTS, MetricAccumulator
 from operant.errors import SpecError
 from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState
@@ -173,7 +180,7 @@ class Learner:
 
     def example(self) -> RowSpec:
         """Return shapes and dtypes of one row of one actor."""
-        block = self._block_shape(1, 1)
+        block = self.block_shape(1)
         row = RowSpec(block.observation, block.action, block.extras)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), row)
 
@@ -187,8 +194,9 @@ class Learner:
         action = jax.eval_shape(self._first_action, jax.random.key(0), observation, carry)
         return observation, action, carry
 
-    def _block_shape(self, rows: int, n: int) -> Rollout:
-        observation, action, carry = self._one
+    def block_shape(self, n: int) -> Rollout:
+        """Return shapes and dtypes of the block that `n` actors fill for one update."""
+        rows, (observation, action, carry) = self.rows, self._one
 
         def wide(tree: Tree, *lead: int) -> Tree:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, *x.shape[1:]), x.dtype), tree)
@@ -215,10 +223,6 @@ class Learner:
     def carry_shape(self) -> Tree:
         """Shapes and dtypes of one actor's recurrent state."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self._one[2])
-
-    def block_shape(self, n: int) -> Rollout:
-        """Return shapes and dtypes of the block that `n` actors fill for one update."""
-        return self._block_shape(self.rows, n)
 
     def _first_action(self, key: Key, observation: Arrays, carry: Tree) -> Action:
         counters = Counters.zero()

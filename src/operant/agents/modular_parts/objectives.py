@@ -86,6 +86,10 @@ class Networks:
         """Return the parameters that target networks follow; `()` if there are none."""
         return ()
 
+    def noise(self, key: Key, n: int) -> Tree:
+        """No randomness besides exploration: zeros, one for every row."""
+        return jnp.zeros(n, jnp.float32)
+
     def error(self, difference: Array) -> Array:
         """Return the loss of a difference of values: its square, or linear beyond `huber_loss`."""
         huber = self.config.huber_loss
@@ -235,17 +239,9 @@ class DeterministicGradient(Networks):
         """Both networks have targets."""
         return dict(params)
 
-    def noise(self, key: Key, n: int) -> Tree:
-        """No randomness besides exploration: zeros, one for every row."""
-        return jnp.zeros(n, jnp.float32)
-
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the policy's action."""
         return from_units(self.spaces.actions.components, self._clipped(outputs))
-
-    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
-        """There is no density: 0."""
-        return jnp.zeros(next(iter(action.values())).shape[:1], jnp.float32)
 
     @staticmethod
     def _clipped(units: Arrays) -> Arrays:
@@ -255,9 +251,6 @@ class DeterministicGradient(Networks):
         """Return the policy's actions `[R, *shape]`, in units."""
         return self._clipped(self.outputs_of("model", params, frozen, view))
 
-    def _with(self, units: Arrays, observation: Arrays) -> Arrays:
-        return with_actions(observation, units, self.spaces)
-
     def inputs_of(self, name: str, rows: Rows) -> Arrays:
         """Return states, and for the baseline the actions taken as well."""
         observation = rows.view.observation
@@ -265,7 +258,7 @@ class DeterministicGradient(Networks):
 
     def experienced(self, observation: Arrays, action: Arrays) -> Arrays:
         """Return observations together with the actions taken."""
-        return self._with(self._units(action), observation)
+        return with_actions(observation, self._units(action), self.spaces)
 
     def _units(self, action: Arrays) -> Arrays:
         return self._clipped(to_units(self.spaces.actions.components, action))
@@ -273,7 +266,7 @@ class DeterministicGradient(Networks):
     def action_value(self, params: Tree, frozen: Tree, view: View, units: Arrays) -> Array:
         """Return the baseline's values `[R]` of actions in units; a recurrent one read those before."""
         model, variables = self.models["baseline"], {"params": params, "state": frozen["baseline"]}
-        inputs = self._with(units, view.observation)
+        inputs = with_actions(view.observation, units, self.spaces)
         carry = self._states(model, variables, view) if model.recurrent else ()
         return model.apply(variables, inputs, carry)[0][VALUE]
 
@@ -327,10 +320,6 @@ class ActionValue(Networks):
         """The network has a target."""
         return params["model"]
 
-    def noise(self, key: Key, n: int) -> Tree:
-        """No randomness besides exploration: zeros, one for every row."""
-        return jnp.zeros(n, jnp.float32)
-
     def act(self, outputs: Arrays, observation: Arrays, noise: Tree, explore: bool) -> Arrays:
         """Take the allowed actions of the highest values."""
         masks, action = masks_of(observation), {}
@@ -339,10 +328,6 @@ class ActionValue(Networks):
             leaf = self.spaces.actions.components[name]
             action[name] = jnp.argmax(allowed, axis=-1).astype(jnp.dtype(leaf.dtype))
         return action
-
-    def log_prob(self, outputs: Arrays, observation: Arrays, action: Arrays) -> Array:
-        """There is no policy: 0."""
-        return jnp.zeros(next(iter(action.values())).shape[:1], jnp.float32)
 
     def q_values(self, params: Tree, frozen: Tree, view: View) -> Arrays:
         """Return the values of all actions, `[R, *shape, K]` by name."""

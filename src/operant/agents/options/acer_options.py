@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from operant.agents.options.shared_options import AgentConfig, ModelConfig, ReplayConfig, changed, number
+from operant.agents.options.shared_options import (
+    AgentConfig,
+    ModelConfig,
+    ReplayConfig,
+    changed,
+    number,
+    rollout_length,
+)
 from operant.spec import Scalar, option
 
 
@@ -39,13 +46,7 @@ class ACERConfig(ReplayConfig, ModelConfig):
         "correct the bias",
         low_open=True,
     )
-    n_steps: int = option(
-        20,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(20)
     replay_ratio: Scalar = option(
         4,
         "Mean number of replay steps after each step on fresh experience (Poisson-distributed)",
@@ -65,13 +66,12 @@ class ACERConfig(ReplayConfig, ModelConfig):
         "experience starts at once (default: buffer-max-size)",
         aliases=None,
     )
-    buffer_batch_size: int = option(
+    buffer_batch_size: int = changed(
+        ReplayConfig,
+        "buffer_batch_size",
         1,
         "Batch size: sequences of n-steps rows per environment in each replay step",
         unit="sequences per environment",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
     )
 
     def batch(self, actors: int) -> int:

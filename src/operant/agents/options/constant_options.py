@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from operant.agents.options.shared_options import NoLearningConfig
-from operant.spec import option
+from operant.spec import Config, option
 
 
-class ConstantConfig(NoLearningConfig):
+class ConstantConfig(Config):
     """Which actions."""
 
     action_values: Any = option(

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from operant.agents.options.shared_options import EpsilonConfig, ModelConfig, SequenceConfig, number
+from operant.agents.options.shared_options import (
+    EpsilonConfig,
+    ModelConfig,
+    SequenceConfig,
+    number,
+    update_interval,
+)
 from operant.spec import Scalar, Schedule, option
 
 
@@ -21,13 +27,7 @@ class DQNConfig(EpsilonConfig, SequenceConfig, ModelConfig):
     tau: Scalar = number(
         1.0, "Weight of the online network when the target is synced (1: copy)", low_open=True, high=1.0
     )
-    train_every: int = option(
-        1,
-        "Steps of each environment between updates",
-        unit="environment steps per environment",
-        low=1,
-        search="categorical",
-    )
+    train_every: int = update_interval()
     gradient_steps: int = option(1, "Gradient steps per update", low=1, search="int")
     n_steps: int = option(
         1, "Number of steps in the n-step return", low=1, search="categorical", aliases=None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from operant.agents.options.shared_options import AgentConfig, EpsilonConfig, ModelConfig, changed, number
+from operant.agents.options.shared_options import (
+    AgentConfig,
+    EpsilonConfig,
+    ModelConfig,
+    changed,
+    number,
+    rollout_length,
+)
 from operant.spec import Scalar, option
 
 
@@ -27,13 +34,7 @@ class PQNConfig(EpsilonConfig, ModelConfig):
         "Network: 'auto' (with layer normalisation), a list of widths (also with it) or of layers (which "
         "should normalise too), a Keras model, or the path to a model file",
     )
-    n_steps: int = option(
-        32,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(32)
     lam: Scalar = number(
         0.65,
         "λ of the returns (0: one-step targets; 1: the sum of all rewards of the block)",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from operant.agents.options.shared_options import NoLearningConfig
+from operant.spec import Config
 
 
-class RandomConfig(NoLearningConfig):
+class RandomConfig(Config):
     """There is nothing to choose."""

@@ -22,6 +22,34 @@ def changed(config: type[Config], name: str, default: Any, help: str | None = No
     return dataclasses.field(default=default, metadata={"option": known})
 
 
+def network(role: str = "", **meta: Any) -> Any:
+    """Declare a network."""
+    forms = "'auto', a list of widths or of layers, a Keras model, or the path to a model file"
+    return option("auto", f"Network{role}: {forms}", **meta)
+
+
+def rollout_length(default: int) -> Any:
+    """Declare the length of the blocks that an algorithm learns from."""
+    return option(
+        default,
+        "Rollout length: steps of each environment between updates",
+        unit="environment steps per environment and update",
+        low=1,
+        search="categorical",
+    )
+
+
+def update_interval() -> Any:
+    """Declare how often an algorithm replays."""
+    return option(
+        1,
+        "Steps of each environment between updates",
+        unit="environment steps per environment",
+        low=1,
+        search="categorical",
+    )
+
+
 OWN_NUMBERS: dict[str, dict[str, float]] = {
     "adabelief": {"opt_epsilon": 1e-16},
     "adadelta": {"beta2": 0.95},
@@ -38,10 +66,6 @@ def own_numbers(optimizer: Any) -> dict[str, float]:
     """Return the defaults that an optimizer, given by its name or as a dict, has instead of Adam's."""
     name = optimizer.get("type") if isinstance(optimizer, Mapping) else optimizer
     return OWN_NUMBERS.get(name, {}) if isinstance(name, str) else {}
-
-
-class NoLearningConfig(Config):
-    """Options of agents that learn nothing: none."""
 
 
 class AgentConfig(Config):
@@ -128,11 +152,7 @@ class AgentConfig(Config):
 class ModelConfig(AgentConfig):
     """Options of algorithms with one network."""
 
-    model: Any = option(
-        "auto",
-        "Network: 'auto', a list of widths or of layers, a Keras model, or the path to a model file",
-        aliases=("network",),
-    )
+    model: Any = network(aliases=("network",))
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,16 +173,8 @@ class SharedModelConfig(ModelConfig):
 class ActorCriticConfig(AgentConfig):
     """Options of algorithms with a network for the actor and one for the critic."""
 
-    actor_model: Any = option(
-        "auto",
-        "Network of the actor: 'auto', a list of widths or of layers, a Keras model, or the path to a "
-        "model file",
-    )
-    critic_model: Any = option(
-        "auto",
-        "Network of the critic: 'auto', a list of widths or of layers, a Keras model, or the path to a "
-        "model file",
-    )
+    actor_model: Any = network(" of the actor")
+    critic_model: Any = network(" of the critic")
 
     @classmethod
     def translated(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,13 +205,7 @@ class RolloutConfig(AgentConfig, PolicyConfig):
     entropy_coef: Scalar = number(0.01, "Weight of the entropy in the loss. Larger: more exploration")
     grad_norm: float | None = changed(AgentConfig, "grad_norm", 0.5)
     lam: Scalar = number(0.95, "GAE-Lambda for advantage estimation", high=1.0)
-    n_steps: int = option(
-        128,
-        "Rollout length: steps of each environment between updates",
-        unit="environment steps per environment and update",
-        low=1,
-        search="categorical",
-    )
+    n_steps: int = rollout_length(128)
     value_loss_coef: Scalar = number(0.5, "Weight of the value loss")
 
     def batch(self, actors: int) -> int:
@@ -324,13 +330,12 @@ class ReplayConfig(AgentConfig):
 class SequenceConfig(ReplayConfig):
     """Options of algorithms whose recurrent networks learn from replayed sequences."""
 
-    buffer_batch_size: int = option(
+    buffer_batch_size: int = changed(
+        ReplayConfig,
+        "buffer_batch_size",
         32,
         "Batch size: transitions per gradient step; for a recurrent network, sequences",
         unit="transitions (or sequences)",
-        low=1,
-        search="categorical",
-        aliases=("batch_size",),
     )
     sequence_length: int = option(
         20,
@@ -368,13 +373,7 @@ class ContinuousConfig(SequenceConfig, ActorCriticConfig):
         low_open=True,
         high=1.0,
     )
-    train_every: int = option(
-        1,
-        "Steps of each environment between updates",
-        unit="environment steps per environment",
-        low=1,
-        search="categorical",
-    )
+    train_every: int = update_interval()
 
 
 class DeterministicConfig(ContinuousConfig):

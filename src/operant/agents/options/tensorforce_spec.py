@@ -98,13 +98,22 @@ def _check_target(baseline: Any, network: Any, merged: Given) -> None:
         )
 
 
-def _arguments(what: str, spec: Given, known: Iterable[str]) -> dict[str, Any]:
-    known = tuple(known)
-    arguments = asked({str(key): value for key, value in spec.items() if key != "type"}, known)
+def _arguments(what: str, spec: Given, *known: str, **renamed: str) -> dict[str, Any]:
+    """Return a module's arguments but for its type, some by another name; others are errors."""
+    names = {**dict(zip(known, known, strict=True)), **renamed}
+    arguments = asked({str(key): value for key, value in spec.items() if key != "type"}, names)
     for key in arguments:
-        if key not in known:
-            raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, known)}")
-    return arguments
+        if key not in names:
+            raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, names)}")
+    return {names[key]: value for key, value in arguments.items()}
+
+
+def _read(arguments: Given) -> dict[str, Any]:
+    """Read each argument whose value may itself be a specification."""
+    read: dict[str, Any] = {}
+    for key, value in arguments.items():
+        read |= READERS[key](value) if key in READERS else {key: value}
+    return read
 
 
 def _type(what: str, spec: Any, known: Iterable[str]) -> str:
@@ -115,35 +124,33 @@ def _type(what: str, spec: Any, known: Iterable[str]) -> str:
     return str(kind)
 
 
-def _flag(name: str, value: Any) -> bool:
-    if value in ("early", "late") or isinstance(value, bool):
-        return bool(value)
-    raise value_error(name, "False, True, 'early' or 'late'", value)
+def _flag(name: str) -> Callable[[Any], dict[str, Any]]:
+    def read(value: Any) -> dict[str, Any]:
+        if value not in (None, "early", "late") and not isinstance(value, bool):
+            raise value_error(name, "False, True, 'early' or 'late'", value)
+        return {name: None if value is None else bool(value)}
+
+    return read
 
 
 def update(spec: Any) -> dict[str, Any]:
     """Read `update`: a number of timesteps, or a dict."""
     if not isinstance(spec, Mapping):
         return {"unit": "timesteps", "batch_size": spec}
-    arguments = _arguments("update", spec, ("unit", "batch_size", "frequency", "start"))
-    if "unit" not in arguments or "batch_size" not in arguments:
-        missing = "unit" if "unit" not in arguments else "batch_size"
-        raise SpecError(f"update needs {missing!r}. Received the keys: {', '.join(arguments) or 'none'}.")
-    for key, read in (("frequency", update_frequency), ("start", start_updating)):
-        if key in arguments:
-            arguments |= read(arguments.pop(key))
-    return arguments
+    names = {"frequency": "update_frequency", "start": "start_updating"}
+    arguments = _arguments("update", spec, "unit", "batch_size", **names)
+    for needed in ("unit", "batch_size"):
+        if needed not in arguments:
+            raise SpecError(
+                f"update needs {needed!r}. Received the keys: {', '.join(map(str, spec)) or 'none'}."
+            )
+    return _read(arguments)
 
 
 def update_frequency(spec: Any) -> dict[str, Any]:
     """Read how often updates are made: a float is a part of the batch (1.0: once per batch), 1 every step."""
     once = isinstance(spec, numbers.Real) and not isinstance(spec, numbers.Integral) and spec == 1.0
     return {"frequency": 0 if spec == "never" else None if once else spec}
-
-
-def start_updating(spec: Any) -> dict[str, Any]:
-    """Read what comes before the first update: a number, or nothing."""
-    return {} if spec is None else {"start": spec}
 
 
 def memory(spec: Any) -> dict[str, Any]:
@@ -154,7 +161,7 @@ def memory(spec: Any) -> dict[str, Any]:
         return {"memory": "replay", "capacity": spec}
     if not isinstance(spec, Mapping):
         return {"memory": spec}
-    arguments = _arguments("memory", spec, ("capacity",))
+    arguments = _arguments("memory", spec, "capacity")
     return {"memory": _type("memory", {"type": "replay", **spec}, ("recent", "replay")), **arguments}
 
 
@@ -171,13 +178,13 @@ def objective(spec: Any) -> dict[str, Any]:
     )
     spec = spec if isinstance(spec, Mapping) else {}
     if kind in deterministic:
-        _arguments(kind, spec, ())
+        _arguments(kind, spec)
         return {"objective": deterministic[0]}
     if kind == "policy_gradient":
-        arguments = _arguments(kind, spec, ("importance_sampling", "clipping_value", "early_reduce"))
+        arguments = _arguments(kind, spec, "importance_sampling", "clipping_value", "early_reduce")
         arguments.pop("early_reduce", None)
         return {"objective": kind, **arguments}
-    arguments = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    arguments = _arguments(kind, spec, "value", "huber_loss", "early_reduce")
     arguments.pop("early_reduce", None)
     if kind == "state_value" or (kind == "value" and arguments.get("value", "state") != "action"):
         raise SpecError(
@@ -192,10 +199,10 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
     """Read `reward_estimation`: a dict."""
     if not isinstance(spec, Mapping):
         raise value_error("reward_estimation", "a dict with 'horizon'", spec)
-    known = {"discount": "gamma", "predict_action_values": "double", "trace_decay": "lam"}
+    renamed = {"discount": "gamma", "predict_action_values": "double", "trace_decay": "lam"}
     same = ("horizon", "predict_horizon_values", "estimate_advantage", "predict_terminal_values")
     processing = ("reward_processing", "return_processing", "advantage_processing")
-    arguments = _arguments("reward_estimation", spec, (*same, *known, "gae_decay", *processing))
+    arguments = _arguments("reward_estimation", spec, *same, "gae_decay", *processing, **renamed)
     gae = arguments.pop("gae_decay", 0.0)
     horizon = arguments.get("horizon")
     if gae:
@@ -204,14 +211,8 @@ def reward_estimation(spec: Any) -> dict[str, Any]:
                 f"gae_decay is the λ of advantages of one reward. Received: horizon={horizon!r}. Use "
                 "horizon=1, or trace_decay."
             )
-        arguments |= {"horizon": "episode", "trace_decay": gae, "predict_horizon_values": True}
-    new: dict[str, Any] = {}
-    for key, value in arguments.items():
-        if key in READERS:
-            new |= READERS[key](value)
-        else:
-            new[known.get(key, key)] = value
-    return new
+        arguments |= {"horizon": "episode", "lam": gae, "predict_horizon_values": True}
+    return _read(arguments)
 
 
 def policy(spec: Any) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def policy(spec: Any) -> dict[str, Any]:
         return {"model": spec}
     kind = _type("policy", spec, POLICIES)
     known = ("network", "distributions", "temperature", "use_beta_distribution", "state_value_mode")
-    arguments = _arguments("policy", spec, known)
+    arguments = _arguments("policy", spec, *known)
     new: dict[str, Any] = {"model": _network(arguments.pop("network", None))}
     mode = arguments.pop("state_value_mode", None)
     if kind == "parametrized_value_policy" or mode is not None:
@@ -281,12 +282,12 @@ def _distribution(spec: Any) -> dict[str, Any]:
             "For more or less randomness while acting give temperature of the policy.",
         )  # fmt: skip
     if kind == "categorical":
-        linear = not _arguments(kind, inner, ("skip_linear",)).get("skip_linear", False)
+        linear = not _arguments(kind, inner, "skip_linear").get("skip_linear", False)
         return {} if linear else {"linear": False}
     if kind != "gaussian":
-        _arguments(kind, inner, ())
+        _arguments(kind, inner)
         return {"distribution": "beta"} if kind == "beta" else {}
-    arguments = _arguments("gaussian", inner, ("stddev_mode", "bounded_transform"))
+    arguments = _arguments("gaussian", inner, "stddev_mode", "bounded_transform")
     shape = {"tanh": "squash", "clipping": "clip"}
     transform = arguments.get("bounded_transform", "tanh")
     if transform not in shape:
@@ -320,17 +321,12 @@ def optimizer(spec: Any) -> dict[str, Any]:
         raise value_error(
             "mode", "'global_norm'", mode, "For others give the optimizer itself clipnorm or clipvalue."
         )
+    for key in rest if inner is not None or kind in GRADIENTS else ():
+        what = kind if inner is None else "optimizer"
+        raise SpecError(f"{what} takes no argument {key!r}.{suggest(key, names)}")
     if inner is not None:
-        if rest:
-            raise SpecError(
-                f"optimizer takes no argument {next(iter(rest))!r}.{suggest(next(iter(rest)), names)}"
-            )
         inside = optimizer(inner)
     elif kind in GRADIENTS:
-        if rest:
-            raise SpecError(
-                f"{kind} takes no argument {next(iter(rest))!r}.{suggest(next(iter(rest)), names)}"
-            )
         inside = {"gradient": {"natural_gradient": "natural"}.get(str(kind), kind)}
     elif kind in WRAPPERS:
         raise SpecError(f"The optimizer {kind!r} needs another one inside. Give optimizer='adam', say.")
@@ -345,7 +341,7 @@ def baseline(spec: Any) -> dict[str, Any]:
     if not _has_network(spec, BASELINES):
         return {"baseline_model": spec}
     _type("baseline", spec, BASELINES)
-    arguments = _arguments("baseline", spec, ("network", "state_value_mode"))
+    arguments = _arguments("baseline", spec, "network", "state_value_mode")
     return {"baseline_model": _network(arguments.get("network"))}
 
 
@@ -356,9 +352,8 @@ def baseline_optimizer(spec: Any) -> dict[str, Any]:
     if isinstance(spec, int | float) and not isinstance(spec, bool):
         return {"baseline_weight": float(spec)}
     if isinstance(spec, Mapping) and spec.get("type") == "synchronization":
-        arguments = _arguments("synchronization", spec, ("update_weight", "sync_frequency"))
         names = {"update_weight": "target_update_weight", "sync_frequency": "target_sync_frequency"}
-        return {names[key]: value for key, value in arguments.items()}
+        return _arguments("synchronization", spec, **names)
     names = {"optimizer": "baseline_optimizer", "lr": "baseline_lr", "multi_step": "baseline_multi_step"}
     arguments = asked(optimizer(spec), names)
     for key in arguments:
@@ -376,7 +371,7 @@ def baseline_objective(spec: Any) -> dict[str, Any]:
     kind = _type("baseline_objective", spec, ("state_value", "action_value", "value"))
     if not isinstance(spec, Mapping):
         return {}
-    arguments = _arguments(kind, spec, ("value", "huber_loss", "early_reduce"))
+    arguments = _arguments(kind, spec, "value", "huber_loss", "early_reduce")
     if arguments.get("value", "state") not in ("state", "action"):
         raise value_error("baseline_objective", "'state_value' or 'action_value'", spec)
     return {"huber_loss": arguments["huber_loss"]} if arguments.get("huber_loss") is not None else {}
@@ -414,16 +409,12 @@ READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "baseline_objective": baseline_objective,
     "advantage_processing": advantage_processing,
     "horizon": lambda spec: {"horizon": None if spec == "episode" else spec},
-    "predict_horizon_values": lambda spec: {
-        "predict_horizon_values": None if spec is None else _flag("predict_horizon_values", spec)
-    },
-    "estimate_advantage": lambda spec: {
-        "estimate_advantage": None if spec is None else _flag("estimate_advantage", spec)
-    },
+    "predict_horizon_values": _flag("predict_horizon_values"),
+    "estimate_advantage": _flag("estimate_advantage"),
     "use_beta_distribution": lambda spec: {"distribution": "beta"} if spec else {},
     "reward_processing": _nothing("reward_processing", "normalize_rewards=True scales rewards."),
     "return_processing": _nothing("return_processing", "normalize_advantage=True standardises returns."),
     "update_frequency": update_frequency,
-    "start_updating": start_updating,
+    "start_updating": lambda spec: {} if spec is None else {"start": spec},
 }
 """Arguments whose values may be specifications, and the functions that read them."""

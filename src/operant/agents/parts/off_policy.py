@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters
-from operant.agents.base.update_counter import ReplayCounter
+from operant.agents.base.protocol import Counters, ReplayCounter
 from operant.agents.options.shared_options import ContinuousConfig
 from operant.agents.parts import imitation, sequences
 from operant.agents.parts.action_scaling import (
@@ -28,6 +27,7 @@ from operant.agents.parts.action_scaling import (
     from_units,
     require_bounds,
     to_units,
+    unit_heads,
     with_actions,
 )
 from operant.agents.parts.actor_critic import evaluate
@@ -99,7 +99,9 @@ class CriticStep(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContinuousActorCritic(ReplayCounter, abc.ABC):
-    """Base of the algorithms: they add `init`, the policy (`heads`, `greedy`, `exploring`), and a step.
+    """Base of the algorithms: they add `init` and a step; a stochastic one also its policy.
+
+    Without that the policy is deterministic, and explores by noise of deviation `step_noise_coef`.
 
     Its state has the fields `reward_scale` and `update_count` and, for each of the `models`, its variables
     under its name; the targets' parameters have the same names, prefixed with `target_`.
@@ -142,9 +144,9 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         return algorithm
 
     @staticmethod
-    @abc.abstractmethod
     def heads(spaces: Spaces) -> dict[str, Head]:
-        """Return the outputs of the actor."""
+        """Return one head per action, its value in units; a Keras model as actor must end in tanh itself."""
+        return unit_heads(spaces.actions.components)
 
     @property
     def rows(self) -> int:
@@ -237,13 +239,20 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         """Return the states of the recurrent networks at the start of an episode, by name."""
         return {name: self.models[name].initial_carry(n) for name in self.recurrent} or ()
 
-    @abc.abstractmethod
     def greedy(self, outputs: Arrays) -> Arrays:
-        """Return the best actions, in units, of the actor's outputs."""
+        """Return the best actions, in units: the actor's outputs, within the bounds."""
+        return {name: jnp.clip(outputs[name], -1.0, 1.0) for name in self.spaces.actions.components}
 
-    @abc.abstractmethod
     def exploring(self, outputs: Arrays, noise: Arrays) -> Arrays:
-        """Return actions that explore, in units."""
+        """Return actions that explore, in units: the best ones with noise, within the bounds."""
+        deviation, best = self.config.step_noise_coef, self.greedy(outputs)
+        return {name: jnp.clip(x + deviation * noise[name], -1.0, 1.0) for name, x in best.items()}
+
+    def spread(self) -> Array:
+        """Return that noise's standard deviation in the environment's scale, a mean over elements."""
+        leaves = self.spaces.actions.components.values()
+        half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
+        return jnp.asarray(self.config.step_noise_coef, jnp.float32) * np.float32(half.mean())
 
     def act(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, noise: Tree, explore: bool
@@ -259,7 +268,8 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
             units = {k: pick(x, noise[k]) for k, x in self.exploring(outputs, noise).items()}
         else:
             units = self.greedy(outputs)
-        return self._with_carries(acting, observation, carry, after, self.measured(units))
+        action = from_units(self.spaces.actions.components, units)
+        return self._with_carries(acting, observation, carry, after, action)
 
     def recall(
         self, acting: ContinuousPolicyState, observation: Arrays, carry: Tree, action: Arrays
@@ -280,7 +290,7 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         if not self.recurrent:
             return Action(action, (), carry)
         after = {"actor": actor} if self.actor.recurrent else {}
-        inputs = self._inputs(observation, self.units(action))  # as replay returns them
+        inputs = with_actions(observation, self.units(action), self.spaces)  # as replay returns them
         for name, variables in acting.critics.items():
             after[name] = self.critics[name].apply(variables, inputs, carry[name])[1]
         return Action(action, {"carry": carry}, after)
@@ -291,10 +301,6 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         carry = block.carry["actor"] if self.actor.recurrent else ()
         outputs = evaluate(self.actor, weights["actor"], observation, carry, block.valid)
         return imitation.distance(self.greedy(outputs), self.units(block.action), block.valid)
-
-    def measured(self, action: Arrays) -> Arrays:
-        """Return actions `[*B, *shape]` in the environment's scale."""
-        return from_units(self.spaces.actions.components, action)
 
     def units(self, action: Arrays) -> Arrays:
         """Return actions `[*B, *shape]` in units; an element with only one value is 0."""
@@ -313,10 +319,10 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
 
     def value(self, name: str, variables: Tree, seen: NetworkInputs, action: Arrays) -> Array:
         """Return a critic's value `[B]` of actions in units, after what was seen and done before."""
-        critic, inputs, carry = self.critics[name], self._inputs(seen.observation, action), ()
+        critic, inputs, carry = self.critics[name], with_actions(seen.observation, action, self.spaces), ()
         if critic.recurrent:  # it remembers the actions that were taken, of which `action` may not be one
             block, row = self._remembered(name, seen)
-            block = block._replace(observation=self._inputs(block.observation, block.action))
+            block = block._replace(observation=with_actions(block.observation, block.action, self.spaces))
             states = sequences.states(critic, variables, block, self.config.burn_in)
             carry = sequences.at(states, row)
         return critic.apply(variables, inputs, carry)[0]["value"]
@@ -326,9 +332,6 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         """Return sequences with one network's stored states that contain the rows, and which these are."""
         assert isinstance(inputs.block, Rollout) and not isinstance(inputs.row, tuple)
         return inputs.block._replace(carry=inputs.block.carry[name]), inputs.row
-
-    def _inputs(self, observation: Arrays, action: Arrays) -> Arrays:
-        return with_actions(observation, action, self.spaces)
 
     def values(
         self, state: Any, params: Sequence[Tree], inputs: NetworkInputs, action: Arrays
@@ -355,7 +358,7 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         params, optimizer, info = optimise.apply(
             self.critic_optimizer, params, optimizer, grads, has_rows=has_rows
         )
-        inputs = self._inputs(batch.now.observation, batch.action)
+        inputs = with_actions(batch.now.observation, batch.action, self.spaces)
         params = tuple(
             model.averaged(critic_params, getattr(state, name), inputs, has_rows=has_rows)
             for (name, model), critic_params in zip(self.critics.items(), params, strict=True)
@@ -448,18 +451,6 @@ def step_metrics(critics: CriticStep, actor: Metrics) -> Metrics:
         "update/grad_norm": jnp.hypot(critics.grad_norm, actor["update/grad_norm"]),
         "update/skipped": jnp.where(critics.taken, actor["update/skipped"], critics.skipped),
     }
-
-
-def gaussian(units: Arrays, noise: Arrays, deviation: float | Array) -> Arrays:
-    """Return actions in units with noise of this standard deviation, cut to the bounds."""
-    return {name: jnp.clip(x + deviation * noise[name], -1.0, 1.0) for name, x in units.items()}
-
-
-def noise_scale(spaces: Spaces, deviation: float | Array) -> Array:
-    """Return a deviation in units in the environment's scale, the mean over action elements."""
-    leaves = spaces.actions.components.values()
-    half = np.concatenate([(leaf.high / 2 - leaf.low / 2).reshape(-1) for leaf in leaves])
-    return jnp.asarray(deviation, jnp.float32) * np.float32(half.mean())
 
 
 def _network(network: Any) -> Any:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
-from operant.agents.base.protocol import Counters
-from operant.agents.base.update_counter import UpdateCounter
+from operant.agents.base.protocol import Counters, UpdateCount, UpdateCounter
 from operant.nn import Model
 from operant.spec.spaces import Spaces
-from operant.types import Array, Tree
+from operant.types import Key, Tree
+
+
+class State(NamedTuple):
+    """Nothing changes."""
+
+    update_count: UpdateCount
+    """Stays at 0."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomPolicy(UpdateCounter):
-    """Base of agents without parameters. A subclass adds `init`, `act` and `update`."""
+    """Base of agents without parameters. A subclass adds `create`, `noise`, `act` and `update`."""
 
     config: Any
     spaces: Spaces
@@ -37,23 +41,15 @@ class RandomPolicy(UpdateCounter):
         """None."""
         return {}
 
+    def init(self, key: Key) -> State:
+        """There is nothing to initialise."""
+        return State(UpdateCount.zero())
+
     def weights(self, state: Any) -> dict[str, Tree]:
         """Return nothing."""
         return {}
 
     def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
-        """Return the state as it is."""
-        return state
-
-    def updates(self, state: Any) -> Array:
-        """No update is ever made."""
-        return jnp.zeros((), jnp.uint32)
-
-    def force_update(self, state: Any) -> Any:
-        """Return the state as it is."""
-        return state
-
-    def resumed(self, state: Any, counters: Counters) -> Any:
         """Return the state as it is."""
         return state
 

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from operant.agents import SLOTS
 from operant.agents.base.agent_spec import words
-from operant.agents.base.card import SLOTS
 from operant.agents.table import AGENTS, DEFAULT, config_class
 from operant.errors import SpecError, UsageError, minibatch_hint, suggest, value_error, whole
 from operant.spec import Config, aliases, default, options

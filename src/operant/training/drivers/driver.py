@@ -11,7 +11,7 @@ import numpy as np
 
 from operant.agents.base.allocation import memory_errors
 from operant.agents.base.learner import Learner, TrainState, without_buffer
-from operant.agents.base.metric_accumulator import METRIC_SLOTS
+from operant.agents.base.updates import METRIC_SLOTS
 from operant.errors import BackendError
 from operant.training.episodes import EpisodeResult
 from operant.types import Tree
