@@ -14,7 +14,7 @@ import pytest
 from operant.execution.runner.run_statistics import Bar
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record
 from operant.tracking.console import Ticker, say, wait
-from operant.tracking.record import Logger
+from operant.tracking.record import Logger, Origin
 from operant.training.loop import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -97,12 +97,15 @@ def test_how_a_run_ended():
 
 def test_a_resumed_run_takes_its_speed_from_where_it_began():
     # 1100 - 1000 = 100 steps in 51 - 50 = 1 s
-    assert "speed: 100 steps/s" in lines(record(1100, 51.0), start_step=1000, start_time=50.0)[0]
+    assert "speed: 100 steps/s" in lines(record(1100, 51.0), start=Origin(1000, 50.0))[0]
 
 
 def test_a_resumed_run_knows_its_best():
-    assert "updated" not in "".join(lines(record(9, 1.0, mean=1, best=7.5), start_best=7.5))
-    assert lines(record(9, 1.0, mean=8, best=8), start_best=7.5)[0] == "Best mean return updated: 7.5 -> 8.0"
+    assert "updated" not in "".join(lines(record(9, 1.0, mean=1, best=7.5), start=Origin(best_reward=7.5)))
+    assert (
+        lines(record(9, 1.0, mean=8, best=8), start=Origin(best_reward=7.5))[0]
+        == "Best mean return updated: 7.5 -> 8.0"
+    )
     assert lines(record(9, 1.0, mean=8, best=8))[0] == "Best mean return updated: - -> 8.0"
 
 

@@ -447,13 +447,13 @@ def test_pictures_of_a_study():
 
 
 def test_parallel_scales():
-    scale = study_plots._Scale("lr", [1e-4, 1e-2], logarithmic=True)
-    assert (scale.height(1e-4), scale.height(1e-3), scale.height(1e-2)) == (0.0, pytest.approx(0.5), 1.0)
-    scale = study_plots._Scale("n", [16, 64, 32], logarithmic=False)
-    assert [scale.height(n) for n in (16, 32, 64)] == [0.0, 0.5, 1.0]
-    assert study_plots._Scale("n", [5, 5], logarithmic=False).height(5) == 0.5
-    many = study_plots._Scale("x", list(range(100)), logarithmic=False)
-    assert many.height(99) == 1.0 and len(many.ticks()) == 5
+    heights, _ = study_plots._scale([1e-4, 1e-3, 1e-2], logarithmic=True)
+    assert list(heights) == [0.0, pytest.approx(0.5), 1.0]
+    heights, ticks = study_plots._scale([16, 64, 32], logarithmic=False)
+    assert list(heights) == [0.0, 1.0, 0.5] and [text for _, text in ticks] == ["16", "32", "64"]
+    assert list(study_plots._scale([5, 5], logarithmic=False)[0]) == [0.5, 0.5]
+    heights, ticks = study_plots._scale(list(range(100)), logarithmic=False)
+    assert heights[99] == 1.0 and len(ticks) == 5
 
 
 def test_the_best_of_a_single_trial_is_drawn():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+import functools
 from typing import Any
 
 from operant.agents.table import AGENTS, config_class
@@ -91,28 +91,24 @@ def _tree() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="operant", add_help=False)
     root.add_argument("-h", "--help", action="store_true", help="Show the commands")
     root.add_argument("-V", "--version", action="store_true", help="Show the version")
-    environments = _environments()
     commands = root.add_subparsers()
     parsers = {name: _command(commands, name, text) for name, text in COMMANDS.items()}
 
-    def fill(parser: argparse.ArgumentParser, *configs: type[Config], **how: Any) -> None:
-        _fill(parser, configs, environments, **how)
-
     def fill_with_agents(command: str, *configs: type[Config], **how: Any) -> None:
-        fill(parsers[command], *configs, **how)
+        _fill(parsers[command], *configs, **how)
         agents = parsers[command].add_subparsers()
         for agent, entry in AGENTS.items():
-            fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
+            _fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
 
     fill_with_agents("train", RunConfig, Extra, ProcessConfig)
     fill_with_agents("play", PlayConfig, ProcessConfig)
     fill_with_agents("tune", TuneConfig, RunConfig, ProcessConfig, without=NOT_TUNED, several=True)
-    fill(parsers["reproduce"], ReproduceConfig, ProcessConfig)
-    fill(parsers["plot"], PlotConfig)
-    fill(parsers["report"], ReportConfig)
-    fill(parsers["card"], CardConfig)
-    fill(parsers["run"], RunnerConfig, ProcessConfig, short=SHORT)
-    fill(parsers["serve"], ServeConfig)
+    _fill(parsers["reproduce"], ReproduceConfig, ProcessConfig)
+    _fill(parsers["plot"], PlotConfig)
+    _fill(parsers["report"], ReportConfig)
+    _fill(parsers["card"], CardConfig)
+    _fill(parsers["run"], RunnerConfig, ProcessConfig, short=SHORT)
+    _fill(parsers["serve"], ServeConfig)
     for command, count in (("reproduce", None), ("plot", "+"), ("report", "*"), ("card", None)):
         _completed(parsers[command].add_argument("run", nargs=count, help="Folder of a run"), "folder")
     parsers["list"].add_argument("what", choices=tuple(WHAT), help="What to list")
@@ -126,12 +122,7 @@ def _command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _fill(
-    parser: argparse.ArgumentParser,
-    configs: Iterable[type[Config]],
-    environments: Mapping[str, Any],
-    **how: Any,
-) -> None:
+def _fill(parser: argparse.ArgumentParser, *configs: type[Config], **how: Any) -> None:
     known = parse.add_flags(parser, configs, **how)
     described = {name: meta for config in configs for name, meta in options(config).items()}
     for action in known.values():
@@ -144,7 +135,7 @@ def _fill(
         elif action.dest in FILES:
             _completed(action, "files" if action.nargs == "+" else "file")
         elif action.dest in ("env", "environment", "level"):
-            action.complete = environments  # type: ignore[attr-defined]
+            action.complete = _environments()  # type: ignore[attr-defined]
 
 
 def _completed(action: argparse.Action, kind: str) -> None:
@@ -154,6 +145,7 @@ def _completed(action: argparse.Action, kind: str) -> None:
     action.complete = kinds[kind]  # type: ignore[attr-defined]
 
 
+@functools.cache
 def _environments() -> dict[str, Any]:
     """Return what completes an environment's id: one function in the script, as many flags take one."""
     from operant.envs import catalog

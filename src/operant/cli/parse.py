@@ -292,37 +292,27 @@ def add_flags(
             words = [flag(name), *(flag(word) for word, meant in names.items() if meant == name)]
             if name in (short or {}):
                 words.insert(0, f"-{(short or {})[name]}")
-            if several and meta.search is not None:
-                known[flag(name)] = _add_several(parser, name, hints[name], words)
-                continue
-            known[flag(name)] = _add(parser, name, hints[name], default(config, name), words)
+            tuned = several and meta.search is not None
+            known[flag(name)] = _add(parser, name, hints[name], default(config, name), words, tuned)
     return known
 
 
 def _add(
-    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, words: Sequence[str]
+    parser: argparse.ArgumentParser, name: str, hint: Any, value: Any, words: Sequence[str], tuned: bool
 ) -> argparse.Action:
-    if _is_switch(hint):
+    if hint in (bool, bool | None):
+        if tuned:
+            return parser.add_argument(*words, dest=name, nargs="*", action=_Switch, type=_truth(name))
         action = "store_true" if value is False else argparse.BooleanOptionalAction
         return parser.add_argument(*words, dest=name, action=action)
+    if tuned:
+        return parser.add_argument(*words, dest=name, nargs="+", type=_reader(name, hint))
     if lists := [kind for kind in (hint, *typing.get_args(hint)) if typing.get_origin(kind) is tuple]:
         read = _reader(name, int) if int in typing.get_args(lists[0]) else str
         return parser.add_argument(*words, dest=name, nargs="+", type=read)
     if any(typing.get_origin(kind) is dict for kind in typing.get_args(hint)):
         return parser.add_argument(*words, dest=name, nargs="+", action=_Arguments)
     return parser.add_argument(*words, dest=name, type=_reader(name, hint))
-
-
-def _is_switch(hint: Any) -> bool:
-    return hint in (bool, bool | None)
-
-
-def _add_several(
-    parser: argparse.ArgumentParser, name: str, hint: Any, words: Sequence[str]
-) -> argparse.Action:
-    if _is_switch(hint):
-        return parser.add_argument(*words, dest=name, nargs="*", action=_Switch, type=_truth(name))
-    return parser.add_argument(*words, dest=name, nargs="+", type=_reader(name, hint))
 
 
 class _Switch(argparse.Action):

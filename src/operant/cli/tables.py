@@ -73,7 +73,7 @@ def base_help(commands: Mapping[str, str]) -> str:
 
 def name_lines(names: Mapping[str, str]) -> list[str]:
     """Return a line for each name with its text, wrapped so that it fits the terminal."""
-    width = max(40, shutil.get_terminal_size((80, 24)).columns)
+    width = max(40, columns())
     longest = max(map(len, names), default=0)
     lines = []
     for name, text in names.items():

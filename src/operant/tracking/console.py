@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
-from operant.tracking.record import EpisodeRecord, Logger, Record
+from operant.tracking.record import EpisodeRecord, Logger, Origin, Record
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -129,10 +129,7 @@ class Console(Logger):
         display_precision: decimals of returns.
         quiet: print nothing at all.
         live: whether to show the live display; None: if the stream is a terminal.
-        start_step: environment steps of the run before this process (a resumed run).
-        start_time: its seconds of training before this process.
-        start_episodes: its finished episodes before this process.
-        start_best: its best mean before this process; minus infinity: none.
+        start: where the run was before this process (a resumed run); None: at its beginning.
         stream: where to print; None: standard output.
     """
 
@@ -144,26 +141,24 @@ class Console(Logger):
         display_precision: int = 2,
         quiet: bool = False,
         live: bool | None = None,
-        start_step: int = 0,
-        start_time: float = 0.0,
-        start_episodes: int = 0,
-        start_best: float = -math.inf,
+        start: Origin | None = None,
         stream: TextIO | None = None,
     ) -> None:
         self.precision = display_precision
         self.quiet = quiet
-        self._episodes = start_episodes
+        start = Origin() if start is None else start
+        self._episodes = start.episodes
         self._stream = OutputStream(sys.stdout if stream is None else stream)
         self._notebook = stream is None and type(sys.stdout).__module__.startswith("ipykernel.")
         self._lines = not (self._stream.isatty() or self._notebook if live is None else live)
-        self._best: float | None = start_best if math.isfinite(start_best) else None
-        self._logged = start_step, start_time  # when the speed was last taken
+        self._best: float | None = start.best_reward
+        self._logged = start.step, start.time  # when the speed was last taken
         self._target = target_reward
         self._max_steps = max_steps
         self._speed = 0.0
         self._mean: float | None = None
         self._evaluation: float | None = None
-        self._step = start_step
+        self._step = start.step
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._cell: Any = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +77,16 @@ def read_metrics(path: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def _drop_after(path: Path, step: float) -> None:
     """Truncate a file after its last whole line of at most that step; earlier lines stay as they are."""
-    end = position = kept = 0
-    unread: list[int] = []  # numbers of lines that are not ours
+    end = position = 0
     with open(path, "r+b") as file:
-        for number, line in enumerate(file, 1):
+        for line in file:
             at = _step(line)
             if not line.endswith(b"\n") or at > step:
                 break
             position += len(line)
-            if math.isnan(at):
-                unread.append(number)
-            else:
-                end, kept = position, len(unread)
+            if not math.isnan(at):
+                end = position
         file.truncate(end)
-    if kept:
-        warnings.warn(
-            f"{path}: {kept} line(s) cannot be read, the first is line {unread[0]}. They stay as they are.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def _step(line: bytes) -> float:

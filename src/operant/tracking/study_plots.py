@@ -107,20 +107,17 @@ def parallel(trials: Sequence[FrozenTrial], logarithmic: Collection[str], title:
         key=lambda t: (t.value, t.number),
     )
     values = np.array([t.value for t in drawn], float)
-    scales = [_Scale(name, [t.params[name] for t in drawn], name in logarithmic) for name in names]
-    heights = np.array([[scale.height(t.params[scale.name]) for scale in scales] for t in drawn])
-    heights = np.column_stack([heights, _unit(values)])
+    scales = [_scale([t.params[name] for t in drawn], name in logarithmic) for name in names]
+    heights = np.column_stack([*(height for height, _ in scales), _unit(values)])
     drawing = figure(width=max(7.2, 1.5 * (len(names) + 1)))
     ax = drawing.add_subplot()
     lines = [np.column_stack([np.arange(len(names) + 1), row]) for row in heights]
     collection = LineCollection(lines, cmap="viridis_r", array=values, linewidths=1.3, alpha=0.75)
     ax.add_collection(collection)
-    for x, scale in enumerate(scales):
-        _axis(ax, x, scale.ticks())
-    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
-    _axis(
-        ax, len(names), [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")] if high > low else [(0.5, f"{low:.4g}")]
-    )
+    for x, (_, ticks) in enumerate(scales):
+        _axis(ax, x, ticks)
+    ends = np.unique(values[[0, -1]])
+    _axis(ax, len(names), list(zip(_unit(ends), [f"{end:.4g}" for end in ends], strict=True)))
     ax.set_xticks(range(len(names) + 1), [*(name.replace("_", " ") for name in names), "mean return"])
     ax.set_xlim(-0.25, len(names) + 0.45)
     ax.set_ylim(-0.05, 1.05)
@@ -136,39 +133,19 @@ def parallel(trials: Sequence[FrozenTrial], logarithmic: Collection[str], title:
     return drawing
 
 
-class _Scale:
-    """Maps the values of one parameter to heights between 0 and 1."""
-
-    def __init__(self, name: str, values: Sequence[Any], logarithmic: bool) -> None:
-        self.name = name
-        self._logarithmic = logarithmic
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        few = len(set(map(repr, values))) <= 6
-        self._names: list[Any] | None = None
-        if not numbers or (few and not logarithmic):
-            self._names = sorted(set(values)) if numbers else sorted(set(values), key=str)
-            self._low, self._high = 0.0, float(max(1, len(self._names) - 1))
-        else:
-            self._low, self._high = self._raw(min(values)), self._raw(max(values))
-
-    def _raw(self, value: Any) -> float:
-        if self._names is not None:
-            return float(self._names.index(value))
-        return float(np.log10(value)) if self._logarithmic else float(value)
-
-    def height(self, value: Any) -> float:
-        if (self._names is not None and len(self._names) == 1) or self._high == self._low:
-            return 0.5
-        return (self._raw(value) - self._low) / (self._high - self._low)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        if self._names is not None:
-            return [(self.height(v), literal(str(v)[:_LINES])) for v in self._names]
-        heights = np.linspace(0, 1, 5) if self._high > self._low else np.array([0.5])
-        raw = self._low + heights * (self._high - self._low)
-        return [
-            (float(h), f"{10**r if self._logarithmic else r:.3g}") for h, r in zip(heights, raw, strict=True)
+def _scale(values: Sequence[Any], logarithmic: bool) -> tuple[np.ndarray, list[tuple[float, str]]]:
+    """Return the heights of a parameter's values, between 0 and 1, and the ticks of its axis."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    names = sorted(set(values), key=None if numbers else str)
+    if not numbers or (len(names) <= 6 and not logarithmic):
+        heights = dict(zip(names, _unit(np.arange(len(names))), strict=True))
+        return np.array([heights[v] for v in values]), [
+            (height, literal(str(v)[:_LINES])) for v, height in heights.items()
         ]
+    raw = np.log10(values) if logarithmic else np.array(values, float)
+    ticks = np.linspace(raw.min(), raw.max(), 5 if np.ptp(raw) else 1)
+    labels = [f"{10**tick if logarithmic else tick:.3g}" for tick in ticks]
+    return _unit(raw), list(zip(_unit(ticks), labels, strict=True))
 
 
 def _axis(ax: Axes, x: float, ticks: Sequence[tuple[float, str]]) -> None:
@@ -189,5 +166,5 @@ def _axis(ax: Axes, x: float, ticks: Sequence[tuple[float, str]]) -> None:
 
 
 def _unit(values: np.ndarray) -> np.ndarray:
-    span = np.ptp(values) if values.size else 0.0
+    span = np.ptp(values)
     return (values - values.min()) / span if span else np.full(values.shape, 0.5)

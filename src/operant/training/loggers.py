@@ -15,7 +15,7 @@ from operant.spec.run import RunConfig
 from operant.tracking.console import Console
 from operant.tracking.history import History
 from operant.tracking.metrics import MetricsFile
-from operant.tracking.record import Logger, LoggerGroup
+from operant.tracking.record import Logger, LoggerGroup, Origin
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 from operant.training.loop import TrainingLoop
@@ -69,15 +69,13 @@ def loggers_of(given: Any) -> list[Logger]:
 
 def console(run: RunConfig, training: TrainingLoop) -> Console:
     """Return the console of a run, which counts on from where the run is."""
+    progress = training.progress
     return Console(
         max_steps=run.max_steps,
         target_reward=run.target_reward,
         display_precision=run.display_precision,
         quiet=run.quiet,
-        start_step=training.step,
-        start_time=training.progress.elapsed,
-        start_episodes=training.progress.score.episodes,
-        start_best=training.progress.score.best,
+        start=Origin(training.step, progress.elapsed, progress.score.episodes, progress.score.best),
     )
 
 

@@ -180,21 +180,14 @@ def create(name: str, storage: str, attributes: Mapping[str, Any], **settings: A
         load_if_exists=True,
         **settings,
     )
-    begun = bool(study.get_trials(deepcopy=False))  # first: attributes are complete before a trial begins
     recorded = study.user_attrs
-    missing = [key for key in attributes if key not in recorded]
-    if missing and begun and "agent" in recorded:
-        raise SpecError(
-            f"The study {name!r} comes from an earlier, unreleased version of operant: it does not say "
-            f"{', '.join(missing)}. Give another --study."
-        )
     for key, value in attributes.items():
         if key in recorded and recorded[key] != value:
             raise SpecError(
                 f"The study {name!r} has {key} {recorded[key]!r}, not {value!r}: trials would not compare. "
                 "Give another --study, or the same settings."
             )
-    for key in missing:
+    for key in attributes.keys() - recorded.keys():
         study.set_user_attr(key, attributes[key])
     return study
 

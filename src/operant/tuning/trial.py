@@ -302,7 +302,8 @@ class _TrialRun:
         if active and min(seed.training.counted for seed in active) >= following:
             return True  # a block went beyond the next report: this score is to be compared there
         values = [seed.value() for seed in self.seeds]
-        value = _mean(values)
+        known = [value for value in values if value is not None]
+        value = sum(known) / len(known) if len(known) == len(values) else None
         kind = "ended"
         if active and value is not None:
             pruned = self.tell(kind="report", step=step, value=value)["prune"]
@@ -342,11 +343,6 @@ def _advance(trials: Sequence[Sequence[_SeedRun]], steps: int, connection: Conne
         going = [trial for trial, own in counted if trial.follow(step, following, own)]
         if not going:
             return
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def report_steps(begin: int, end: int) -> list[int]:

@@ -131,13 +131,9 @@ def write(
     described = file.with_name(f"{file.name}.json"), json.dumps(description, indent=2).encode() + b"\n"
     for path, part in (described, *parts.items()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, part)
+        with durable.replaced(path) as temporary:
+            temporary.write_bytes(part)
     return file
-
-
-def _replace(final: Path, data: bytes) -> None:
-    with durable.replaced(final) as temporary:
-        temporary.write_bytes(data)
 
 
 def stablehlo(function: PolicyFunction) -> bytes:
