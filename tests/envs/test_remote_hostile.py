@@ -13,7 +13,8 @@ import pytest
 
 from operant.envs.catalog import resolve
 from operant.envs.remote import connect
-from operant.envs.remote.channel import _PROOF, Channel, _derive, greet
+from operant.envs.remote.auth import _PROOF, _derive, greet
+from operant.envs.remote.channel import Channel
 from operant.envs.remote.server import Server
 from operant.envs.remote.wire import MAC, RESET, STEP, frame
 

@@ -24,7 +24,8 @@ from operant.cli import main
 from operant.envs import Environment
 from operant.envs.catalog import resolve
 from operant.envs.remote import connect, wire
-from operant.envs.remote.channel import _HELLO, Channel, greet, is_loopback, read_token, welcome
+from operant.envs.remote.auth import _HELLO, greet, is_loopback, read_token, welcome
+from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, greeting, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context

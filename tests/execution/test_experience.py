@@ -59,8 +59,8 @@ def same(a, b):
 
 ROLLOUTS = [name for name in NAMES if "buffer_max_size" not in SMALL[name].options or name == "acer"]
 BY_TIMESTEPS = ("modular", "ac", "vpg")
-"""Agents whose updates are of a number of timesteps: the four in the six rows of the others' blocks are too few
-for one that is due."""
+"""Agents whose updates are of a number of timesteps: the four in the six rows of the others' blocks are too
+few for one that is due."""
 
 
 @pytest.mark.parametrize("name", ROLLOUTS)

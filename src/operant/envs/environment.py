@@ -18,7 +18,7 @@ Shaping: TypeAlias = Callable[[Any, Any, int, float, Any], Any]
 """``(states, actions, terminal, reward, next_states) -> reward`` or ``-> (reward, terminal)``."""
 
 _create: Any = None
-"""Set by `operant.envs.remote.remote_env`, which knows every kind of environment."""
+"""Set by `operant.envs.factory`, which knows every kind of environment."""
 
 
 class Environment(abc.ABC):

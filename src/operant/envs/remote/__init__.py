@@ -220,7 +220,7 @@ def credentials(
         certificate: file of the server's certificate, or of that of its signer; ``'system'``: what the system
             trusts. The connection uses TLS if this is given.
     """
-    from operant.envs.remote.channel import read_token
+    from operant.envs.remote.auth import read_token
     from operant.envs.remote.client import tls_context
 
     return read_token(token, token_file), tls_context(certificate)

@@ -8,7 +8,8 @@ import ssl
 import time
 
 from operant.envs.remote import wire
-from operant.envs.remote.channel import Channel, check_reach, greet
+from operant.envs.remote.auth import check_reach, greet
+from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import Answer, ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.remote.wire import Schema, WireError, lost_by
 from operant.envs.vector.base import Flat

@@ -74,7 +74,7 @@ def start(config: ServeConfig, source: EnvSpec | None = None) -> Server:
     """
     from operant.envs.catalog import resolve
     from operant.envs.remote import ConnectionLimits, read_ports
-    from operant.envs.remote.channel import read_token
+    from operant.envs.remote.auth import read_token
     from operant.envs.remote.server import Server, Timeouts, tls_context
 
     if source is None:

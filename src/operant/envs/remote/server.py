@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote import wire
-from operant.envs.remote.channel import Channel, check_reach, is_loopback, welcome
+from operant.envs.remote.auth import check_reach, is_loopback, welcome
+from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import Connection, ConnectionLimits, LocalConnection
 from operant.envs.remote.processes import ProcessConnection
 from operant.envs.remote.wire import Schema, Service, WireError, fault
