@@ -153,7 +153,12 @@ class _Computations:
         first: Array,
         noise: Tree,
     ) -> tuple[TrainState, Array, tuple[Array, ...] | None, Action]:
-        train, sums, acting = self.update(False, train, sums, block, key)
+        key = jax.random.wrap_key_data(key, impl=self.impl)
+        train, metrics = self.learner.update(train, block, key)
+        sums, acting = (
+            self.learner.metrics.add(sums, metrics),
+            tuple(jax.tree.leaves(self.learner.acting(train))),
+        )
         observation = {name: x[-1] for name, x in block.observation.items()}
         action = self.act(True, acting, observation, carry, first, noise)
         # With one row to a block nothing else acts on these parameters: handing them out would only copy
