@@ -397,6 +397,26 @@ def test_a_run_that_was_interrupted_is_followed_by_another(module, when, blockin
         assert runner.restarts == 0
 
 
+@pytest.mark.parametrize("call", ["send", "receive"])
+def test_what_stopped_halfway_is_not_waited_for(counts, monkeypatch, call):
+    """Ctrl-C within either call leaves a request that was not sent, or an answer that was read and is gone."""
+    ask(counts)
+    pid, done = counts._worker.process.pid, getattr(counts._worker, call)
+
+    def interrupted(*arguments):
+        if call == "receive":
+            done(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(counts._worker, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask(counts, 0)
+    monkeypatch.setattr(counts._worker, call, done)
+    counts.forget()
+    assert is_gone(pid) and ask(counts).states["count"][0] == 0
+    assert counts.restarts == 0  # nothing was waited for in vain
+
+
 def test_what_was_interrupted_while_it_was_replaced_is_replaced_again(counts, monkeypatch):
     ask(counts)
     begin = counts._worker.start

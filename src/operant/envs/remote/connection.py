@@ -183,6 +183,7 @@ class RestartingConnection(abc.ABC):
         self._is_open = True
         self._is_lost = False
         self._is_new = False  # a replacement that has not answered yet
+        self._is_torn = False  # a request or an answer may have stopped half-way, by Ctrl-C
         self._seed: int | None = None
         self._request: int | Flat | None = None
         self._is_pending = False
@@ -290,7 +291,8 @@ class RestartingConnection(abc.ABC):
             )
 
     def _begin(self, request: int | Flat | None) -> None:
-        self._request, self._is_pending, self._answer, self._error = request, True, None, None
+        self._request, self._answer, self._error = request, None, None
+        self._is_torn, self._is_pending = True, True
         try:
             self._attempt()
         except LostError as lost:
@@ -304,6 +306,7 @@ class RestartingConnection(abc.ABC):
             self._is_lost, self._is_new = False, True
         self._deadline = time.monotonic() + self._seconds()
         self._ask(self._request)
+        self._is_torn = False
 
     def _seconds(self) -> float:
         seconds = self._limits.timeout_seconds
@@ -346,9 +349,11 @@ class RestartingConnection(abc.ABC):
             now = time.monotonic()
             try:
                 if self._arrived(max(0.0, min(until, self._deadline) - now)):
+                    self._is_torn = True
                     if (content := self._read()) is not None:
                         self._answer, self._return = content
                         self._is_new = False
+                    self._is_torn = False
                 elif time.monotonic() >= self._deadline:
                     raise LostError(f"did not answer within {self._seconds():g} s")
                 elif time.monotonic() >= until:
@@ -389,11 +394,12 @@ class RestartingConnection(abc.ABC):
         Raises:
             EnvError: the environment was lost too often; it is closed.
         """
-        if self._is_pending and not self._is_lost:
+        if self._is_pending and not (self._is_lost or self._is_torn):
             self.receive()
-        elif self._is_pending:  # it was being replaced
+        elif self._is_pending:  # it was being replaced, or what it answers next cannot be understood
             self._drop()
-        self._is_pending, self._actors = False, None
+            self._is_lost = True
+        self._is_pending, self._is_torn, self._actors = False, False, None
 
     def episode_return(self) -> float | None:
         """Return what the environment itself reports as the last episode's return, or None."""
