@@ -399,7 +399,7 @@ def test_a_run_that_was_interrupted_is_followed_by_another(module, when, blockin
 
 @pytest.mark.parametrize("call", ["send", "receive"])
 def test_what_stopped_halfway_is_not_waited_for(counts, monkeypatch, call):
-    """Ctrl-C within either call leaves a request that was not sent, or an answer that was read and is gone."""
+    """Ctrl-C in a call leaves a request that was not sent, or an answer that was read and is gone."""
     ask(counts)
     pid, done = counts._worker.process.pid, getattr(counts._worker, call)
 
