@@ -112,7 +112,7 @@ def test_paths_of_an_algorithm_class_are_those_of_its_beginning(here, monkeypatc
     assert agent.session.weights.paths == (str(here / "w"),)  # written where a policy is the best so far
     assert int(checkpoint.latest("r/checkpoints").name.removeprefix("step-")) > 500
     data = json.loads(Path("r/run.json").read_text())
-    assert data["fits"] == 2 and data["run"]["run_dir"] == str(here / "r")
+    assert data["run"]["run_dir"] == str(here / "r")
 
 
 @pytest.mark.slow
