@@ -14,7 +14,8 @@ from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compi
 from operant import Agent
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import Learner
-from operant.agents.base.protocol import Counters, UpdateCount
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.modular_parts import exploration, gradient_steps, objectives
 from operant.agents.modular_parts.batch import BatchPreparation
 from operant.agents.modular_parts.objectives import Rows, View

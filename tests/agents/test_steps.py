@@ -123,9 +123,11 @@ def test_estimated_gradients_are_right_in_the_mean():
         each = jnp.sum(jnp.square(params - target)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=(20_000, 0.1))
+    moved, _ = fit(
+        loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(20_000, 0.1)
+    )
     np.testing.assert_allclose(start - moved, 2.0 * (start - target), atol=0.15)
-    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=(2, 0.1))
+    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(2, 0.1))
     assert np.abs(start - few - 2.0 * (start - target)).max() > 0.5  # it is estimated, not computed
 
 
@@ -136,7 +138,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         each = jnp.sum(jnp.square(params)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    search = (10, 0.5)
+    search = gradient_steps.LineSearch(10, 0.5)
     over, _ = fit(loss, start, seen, lr=4.0)
     assert float(over[0]) == pytest.approx(3.0 - 4.0 * 6.0)
     moved, watched = fit(loss, start, seen, lr=4.0, search=search)
@@ -144,7 +146,7 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         3.0 - 4.0 * 6.0 / 8
     )  # 24 and 12 go too far, 6 just as far, 3 to the middle
     assert watched["update/accepted"] == 1.0
-    stuck, watched = fit(loss, start, seen, lr=4.0, search=(2, 0.5))
+    stuck, watched = fit(loss, start, seen, lr=4.0, search=gradient_steps.LineSearch(2, 0.5))
     assert (stuck == start).all() and watched["update/accepted"] == 0.0
 
 
@@ -155,7 +157,7 @@ def test_the_search_looks_at_the_weight_of_squared_parameters_too():
         each = 0.0 * rows[:, 0] * params[0]
         return each, {"loss/policy": each}
 
-    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=(3, 0.5))
+    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=gradient_steps.LineSearch(3, 0.5))
     assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
 
 
@@ -168,7 +170,7 @@ def test_running_averages_are_no_part_of_penalties_and_estimates():
     def loss(p, rows):
         return rows * p["w"] + 0.0 * p["average"], {}
 
-    for evolution in (None, (4, 0.1)):
+    for evolution in (None, gradient_steps.EvolutionStrategy(4, 0.1)):
         plan = gradient_steps.UpdatePlan(1, l2=0.5, evolution=evolution)
         moved, _, watched = gradient_steps.fit(
             loss,

@@ -29,7 +29,7 @@ from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import ConnectionLimits
 from operant.envs.remote.serve import ServeConfig, greeting, start
 from operant.envs.remote.server import PORT, Server, Timeouts, tls_context
-from operant.envs.workers.process import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvError, SpecError, UsageError
 
 FOLDER = Path(__file__).parents[1]

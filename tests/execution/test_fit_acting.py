@@ -211,7 +211,7 @@ def test_observations_are_gymnasiums_wherever_the_environments_run(how):
         (lambda o: {**o, "x": np.full(3, np.nan)}, "'x' must be finite"),
         (
             lambda o: {**o, "pair": (1.5, o["pair"][1])},
-            r"'pair/0' must be whole numbers .*int64.\. Received: 1.5, dtype float64",
+            r"'pair/0' must be whole numbers .int64.\. Received: 1.5, dtype float64",
         ),
         (
             lambda o: {**o, "action_mask": np.int8([0, 0, 0, 1, 0])},

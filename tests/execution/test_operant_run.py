@@ -17,7 +17,7 @@ import pytest
 
 from operant import Agent, Environment
 from operant.cli import main
-from operant.execution.runner import runner_logger
+from operant.execution.runner import repeats
 from operant.execution.runner.runner_logger import RunnerLogger
 from operant.spec import options
 from operant.spec.run import SHORT, RunnerConfig
@@ -217,9 +217,9 @@ def test_repeats_of_unequal_length_are_as_long_as_the_shortest(tmp_path):
             for name in ("returns", "timesteps", "seconds", "agent_seconds"):
                 setattr(self, f"episode_{name}", list(range(n)))
 
-    runs = [runner_logger.recorded(Run(n)) for n in (3, 2)]
-    assert runner_logger.by_episode(runs)["rewards"] == [[0, 0], [1, 1]]
-    assert len(runner_logger.write_runs([*runs, runner_logger.recorded(Run(0))], tmp_path / "none")) == 2
+    runs = [repeats.recorded(Run(n)) for n in (3, 2)]
+    assert repeats.by_episode(runs)["rewards"] == [[0, 0], [1, 1]]
+    assert len(repeats.write([*runs, repeats.recorded(Run(0))], tmp_path / "none")) == 2
 
 
 @pytest.mark.slow

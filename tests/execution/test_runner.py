@@ -18,7 +18,7 @@ from operant.envs.vector import create
 from operant.errors import SpaceError, SpecError, UsageError
 from operant.execution import traces
 from operant.execution.runner import fast_path, interaction
-from operant.execution.runner.run_statistics import Bar
+from operant.execution.runner.bar import Bar
 
 NET = [{"type": "dense", "size": 8}]
 PPO = {"agent": "ppo", "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "model": NET, "lr": 0.01}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from operant.errors import SpecError
+from operant.errors import SpecError, UsageError
 from operant.memory import Cursor, Replay, RowSpec
 from operant.types import Rollout
 
@@ -588,12 +588,21 @@ def test_bytes_of_a_million_atari_rows():
             {"capacity": 5, "columns": 3},
             "capacity must be at least 2 for each of 3 columns. Received: capacity=5",
         ),
+        ({"capacity": 5, "columns": 0}, "columns must be at least 1"),
         ({"capacity": 2**31}, "capacity must be below 2\\^27 per column"),
+        ({"capacity": 9, "frames": {"x": 1}}, "must be at least 2.*leave it out"),
     ],
 )
 def test_bad_descriptions(arguments, message):
     with pytest.raises(SpecError, match=message):
         Replay(**arguments)
+
+
+def test_frames_that_do_not_fit():
+    with pytest.raises(SpecError, match=r"frames names 'camra'.*Did you mean 'camera'"):
+        Replay(9, frames={"camra": 3}).init(example(stacked=True))
+    with pytest.raises(SpecError, match=r"last axis of the observation, of shape \(2, 3\)"):
+        Replay(9, frames={"camera": 4}).init(example(stacked=True))
 
 
 def test_blocks_that_do_not_fit():
@@ -602,6 +611,26 @@ def test_blocks_that_do_not_fit():
     plain = PlainMemory([Stream(c, c) for c in range(3)], 6)
     with pytest.raises(SpecError, match=r"rollout must be of at most 6 rows. Received: rollout=7. Raise"):
         replay.add(state, plain.block(7, [0, 1, 2]))
+    with pytest.raises(SpecError, match="rollout must be of 3 actors"):
+        replay.add(state, plain.block(2, [0, 1]))
+    block = plain.block(2, [0, 1, 2])
+    with pytest.raises(SpecError, match=r"action.a is \(\(\), 'int32'\).*Received: \(\(\), 'float32'\)"):
+        replay.add(state, block._replace(action={"a": block.reward}))
+    with pytest.raises(SpecError, match=r"observation.speed is None.*Received"):
+        replay.add(state, block._replace(observation={**block.observation, "speed": jnp.zeros((3, 3))}))
+
+
+def test_bad_requests(key):
+    replay = Replay(18, 3)
+    state = replay.init(example())
+    with pytest.raises(SpecError, match=r"n_step must be at least 1. Received: n_step=0"):
+        replay.sample(state, key, 4, 0.9, n_step=0)
+    with pytest.raises(SpecError, match="batch_size must be at least 1"):
+        replay.sample(state, key, 0, 0.9)
+    with pytest.raises(SpecError, match="length must be from 1 to 5"):
+        replay.sample_sequences(state, key, 4, 6)
+    with pytest.raises(UsageError, match="prioritised=True"):
+        replay.update_priorities(state, jnp.zeros((1, 2), jnp.int32), jnp.ones(1))
 
 
 @pytest.mark.slow

@@ -99,3 +99,5 @@ def test_a_block_that_is_too_long_is_refused():
     memory = Recent(2, 1)
     with pytest.raises(SpecError, match=r"rollout must be of at most 2 rows\. Received: rollout=3\. Raise"):
         memory.add(memory.init(EXAMPLE), rows(0, 3, 1))
+    with pytest.raises(SpecError, match=r"length must be at least 1"):
+        Recent(0)

@@ -331,6 +331,18 @@ def test_towers():
     assert not np.any(np.asarray(gradient["tower0.dense0/kernel"]))
 
 
+@pytest.mark.parametrize(
+    ("towers", "message"),
+    [
+        ((("p",),), "'p', which is no head. Did you mean|'p', which is no head. Known"),
+        ((("q",), ("q",)), "'q' twice"),
+    ],
+)
+def test_wrong_towers(towers, message):
+    with pytest.raises(SpecError, match=message):
+        build("auto", VECTOR, Q, towers=towers)
+
+
 def actor_critic():
     k = keras()
     x = k.Input((3,))
@@ -743,3 +755,10 @@ def foreign(package):
 def test_networks_that_are_none(network, message):
     with pytest.raises(SpecError, match=message):
         build(network, VECTOR, Q)
+
+
+def test_inputs_that_are_none():
+    with pytest.raises(SpecError, match=r"at least one input. Received: none"):
+        build("auto", {}, Q)
+    with pytest.raises(SpecError, match="normalize names 'state', which is no float vector"):
+        build("auto", {"state": Leaf("int", num_values=3)}, Q, normalize=("state",))

@@ -1088,7 +1088,7 @@ def test_jax_is_never_imported(code, loaded):
         (
             gym.Box(0, 255, (2,), np.uint8),
             np.array([0.5, 1.0]),
-            r"whole numbers between 0 and 255 \(uint8\)\. Received: 0\.5 at index \(0,\), dtype float64",
+            r"whole numbers \(uint8\)\. Received: 0\.5 at index \(0,\), dtype float64",
         ),
         (
             gym.Box(0, 255, (2,), np.uint8),
@@ -1096,10 +1096,10 @@ def test_jax_is_never_imported(code, loaded):
             r"whole numbers between 0 and 255 \(uint8\)\. Received: 300 at index \(1,\), dtype int64",
         ),
         (gym.Box(0, 255, (2,), np.uint8), np.array([1, -1]), "whole numbers between 0 and 255 .uint8"),
-        (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, np.nan]), "whole numbers between 0 and 255 .uint8"),
+        (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, np.nan]), "whole numbers .uint8"),
         (gym.Box(0, 255, (2,), np.uint8), np.array([1.0, 254.0]), None),
         (gym.Box(0, 255, (2,), np.uint8), [1, 254], None),
-        (gym.Discrete(10), 1.5, "'state' must be whole numbers .*int64.. Received: 1.5, dtype float64"),
+        (gym.Discrete(10), 1.5, "'state' must be whole numbers .int64.. Received: 1.5, dtype float64"),
         (gym.Discrete(10), "2", r"Received: dtype <U1\."),
         (gym.Discrete(10), np.int8(2), None),
         (gym.MultiBinary(2), np.array([0.4, 1.0]), "must be 0 or 1"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.execution.runner.run_statistics import Bar
+from operant.execution.runner.bar import Bar
 from operant.tracking import METRICS, Console, EpisodeRecord, LoggerGroup, Record
 from operant.tracking.console import Ticker, say, wait
 from operant.tracking.record import Logger, Origin

@@ -16,8 +16,8 @@ from operant.errors import BackendError, EnvError
 from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training.drivers import device_driver
+from operant.training.drivers.calls_ahead import CallsAhead
 from operant.training.drivers.device_driver import DeviceDriver
-from operant.training.drivers.driver import CallsAhead
 from operant.training.drivers.seeds import MultiSeedRunner
 from operant.training.loop import TrainingLoop
 from operant.training.multi_seed import run_together

@@ -34,7 +34,7 @@ from tests.small_agents import (
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
 from operant.agents.base.learner import TrainState
-from operant.agents.base.updates import METRIC_SLOTS
+from operant.agents.base.metric_accumulator import METRIC_SLOTS
 from operant.agents.table import config_class
 from operant.envs.native.classic import CartPole
 from operant.envs.native.native_env import NativeEnv, TimeLimit

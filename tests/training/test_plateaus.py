@@ -16,7 +16,7 @@ from operant.envs.vector import create
 from operant.spec.run import RunConfig
 from operant.spec.spaces import Spaces
 from operant.training.episodes import RollingScore
-from operant.training.progress import Monitor
+from operant.training.plateau import Monitor
 
 NET = [{"type": "dense", "size": 8}]
 

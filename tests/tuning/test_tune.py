@@ -29,7 +29,8 @@ from operant.spec.run import RunConfig
 from operant.tracking import read_history, study_plots
 from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
-from operant.tuning.plan import NOT_TUNED, Range, corners, split
+from operant.tuning.plan import NOT_TUNED
+from operant.tuning.ranges import Range, corners, split
 from operant.tuning.trial import TrialProcess, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 

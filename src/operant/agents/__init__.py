@@ -64,6 +64,9 @@ class AgentCard(Mapping[str, Any]):
         """Return the value of a key, or the default."""
         return self[key] if key in tuple(self) else default
 
+    def __repr__(self) -> str:
+        return f"AgentCard({self._name!r})"
+
 
 class _Files(dict[str, list[str]]):
     """Model files by kind of observation."""

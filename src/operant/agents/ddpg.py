@@ -24,7 +24,8 @@ from typing import NamedTuple
 import jax
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, UpdateCount
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.ddpg_options import DDPGConfig as Config
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets
 from operant.ops import losses, optimise

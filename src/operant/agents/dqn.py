@@ -58,7 +58,8 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, ReplayCounter, UpdateCount, fold, passed
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCount, passed
 from operant.agents.options.dqn_options import DQNConfig as Config
 from operant.agents.parts import sequences
 from operant.agents.parts.actor_critic import evaluate

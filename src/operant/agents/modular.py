@@ -35,10 +35,13 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, UpdateCount, UpdateCounter, fold
+from operant.agents.base.protocol import Counters, fold
+from operant.agents.base.update_counter import UpdateCount, UpdateCounter
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
 from operant.agents.modular_parts.gradient_steps import (
+    EvolutionStrategy,
+    LineSearch,
     Loss,
     NaturalGradient,
     TrainingPass,
@@ -514,8 +517,10 @@ class Modular(UpdateCounter):
             c.subsampling_fraction,
             c.l2_regularization,
             natural,
-            (c.evolutionary_samples, c.evolutionary_deviation) if c.gradient == "evolutionary" else None,
-            (c.linesearch_iterations, c.linesearch_factor) if c.linesearch_iterations else None,
+            EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
+            if c.gradient == "evolutionary"
+            else None,
+            LineSearch(c.linesearch_iterations, c.linesearch_factor) if c.linesearch_iterations else None,
         )
 
     def _follow(self, state: State, has_rows: Array) -> State:

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, UpdateCount
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.sac_options import SACConfig as Config
 from operant.agents.parts.action_scaling import in_units
 from operant.agents.parts.off_policy import NO_STEP, ContinuousActorCritic, ReplayBatch, step_metrics, targets

@@ -27,7 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, UpdateCount
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount
 from operant.agents.options.td3_options import TD3Config as Config
 from operant.agents.parts.off_policy import (
     NO_STEP,

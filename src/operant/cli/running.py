@@ -14,7 +14,7 @@ from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
 from operant.tracking.console import tell, wait
 
 if TYPE_CHECKING:
-    from operant.execution.runner.runner_logger import Run
+    from operant.execution.runner.repeats import Run
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
         return 0
     if not config.quiet:
         wait("Loading JAX and Keras")
-    from operant.execution.runner.runner_logger import write_runs
+    from operant.execution.runner import repeats
 
     runs: list[Run] = []
     here = _located(config)
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
             _once(here, _agent(here, i), runs)
     finally:
         if config.path is not None and here.path is not None and runs:
-            for path in write_runs(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
+            for path in repeats.write(runs, here.path, "seaborn-v0_8" if config.seaborn else None):
                 tell(f"Wrote {Path(config.path).with_name(path.name)}")
     return 0
 
@@ -69,8 +69,9 @@ def _is_place(option: str, value: str) -> bool:
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:
+    from operant.execution.runner.repeats import recorded
     from operant.execution.runner.runner import Runner
-    from operant.execution.runner.runner_logger import RunnerLogger, recorded
+    from operant.execution.runner.runner_logger import RunnerLogger
 
     single = config.num_parallel is None
     with (

@@ -13,7 +13,7 @@ import numpy as np
 from operant import checkpoint
 from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, parse_saved_agent
 from operant.agents.base.learner import TrainState, learnt_by, without_buffer
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
 from operant.checkpoint import weight_files
 from operant.errors import (

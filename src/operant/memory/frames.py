@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
+from operant.errors import SpecError, suggest, value_error
 from operant.types import Array, Arrays, Tree
 
 
@@ -48,8 +49,24 @@ class Stacks:
         return rest, {name: x for name, x in observation.items() if name in names}
 
     def example(self, observation: Tree) -> Tree:
-        """Return the shapes of single frames."""
-        return {name: jax.eval_shape(lambda x: x[..., 0], observation[name]) for name, _ in self.sizes}
+        """Return the shapes of single frames.
+
+        Raises:
+            SpecError: the observation lacks a component, or its last axis is not `k`.
+        """
+        for name, k in self.sizes:
+            if name not in observation:
+                raise SpecError(
+                    f"frames names {name!r}, which the observation lacks.{suggest(name, observation)}"
+                )
+            shape = observation[name].shape
+            if not shape or shape[-1] != k:
+                raise value_error(
+                    f"frames[{name!r}]", f"the last axis of the observation, of shape {shape}", k
+                )
+        return {
+            name: jax.eval_shape(lambda x: x[..., 0], _shape(observation[name])) for name, _ in self.sizes
+        }
 
     def numbers(self, next: Int[Array, "1 n"], first: Bool[Array, "T n"]) -> Int[Array, "T n"]:
         """Return the number, not wrapped around, of each row's newest frame; `next` is the first to come."""
@@ -81,3 +98,7 @@ class Stacks:
             stack = rings[name].at[place].get(mode="promise_in_bounds")
             stacks[name] = jnp.moveaxis(stack, number.ndim, -1)
         return stacks
+
+
+def _shape(x: Tree) -> Tree:
+    return jax.eval_shape(lambda: jnp.zeros(x.shape, x.dtype))

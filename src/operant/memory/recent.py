@@ -48,6 +48,11 @@ class Recent:
     columns: int = 1
     """Actors whose streams it holds, N."""
 
+    def __post_init__(self) -> None:
+        for name in ("length", "columns"):
+            if getattr(self, name) < 1:
+                raise value_error(name, "at least 1", getattr(self, name))
+
     def init(self, example: RowSpec) -> RecentState:
         """Return an empty memory for rows like `example`."""
         shape = (self.length + 1, self.columns)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from operant.errors import value_error
+from operant.errors import SpecError, UsageError, value_error
 from operant.memory import sum_tree
 from operant.memory.frames import Stacks
 from operant.memory.ring import (
@@ -70,11 +70,18 @@ class Replay:
     def __post_init__(self) -> None:
         pairs = self.frames.items() if isinstance(self.frames, Mapping) else self.frames
         object.__setattr__(self, "frames", tuple(sorted((str(name), int(k)) for name, k in pairs)))
+        if self.columns < 1:
+            raise value_error("columns", "at least 1", self.columns)
         if self.capacity < 2 * self.columns:
             raise value_error("capacity", f"at least 2 for each of {self.columns} columns", self.capacity)
         if self.length >= 2**27 or self.columns * max(self.length, self.stacks.length) >= 2**31:
             must = "below 2^27 per column and 2^31 in all"
             raise value_error("capacity", must, self.capacity, "Lower buffer_max_size, or capacity.")
+        for name, k in self.stacks.sizes:
+            if k < 2:
+                raise value_error(
+                    f"frames[{name!r}]", "at least 2", k, "One frame is no stack: leave it out."
+                )
 
     @property
     def length(self) -> int:
@@ -167,12 +174,10 @@ class Replay:
             columns: the `n` distinct columns that the rollout's actors write; None for all in order.
 
         Raises:
-            SpecError: the rollout is longer than the memory.
+            SpecError: the rollout does not fit the memory.
         """
         T, n = rollout.reward.shape
-        if self.stacks.longest_rollout < T:
-            limit = f"of at most {self.stacks.longest_rollout} rows"
-            raise value_error("rollout", limit, T, "Raise the memory's capacity.")
+        self._check(state, rollout, self.columns if columns is None else len(columns))
         where = jnp.arange(n, dtype=jnp.int32) if columns is None else jnp.asarray(columns, jnp.int32)
         column = where[None]
         old = Cursor(*(state.cursor if columns is None else state.cursor[:, where])[:, None])
@@ -235,7 +240,12 @@ class Replay:
             priority: above 0, usually |TD error|; taken as 1e-6 if it is lower or not finite. Of several for
                 one row the highest counts.
             alpha: 0 is uniform, 1 proportional; may be traced.
+
+        Raises:
+            UsageError: the memory keeps no priorities.
         """
+        if not self.prioritised:
+            raise UsageError("This memory keeps no priorities. Make it with Replay(..., prioritised=True).")
         row, column = index[:, 0], index[:, 1]
         leaf = column * self.length + row
         cursor = Cursor(*state.cursor[:, column])
@@ -277,6 +287,9 @@ class Replay:
                 3.4). Used with priorities only; may be traced.
             scale: function applied to rewards before they are summed (default: none).
         """
+        for name, value in (("batch_size", batch_size), ("n_step", n_step)):
+            if value < 1:
+                raise value_error(name, "at least 1", value)
         # Behind a barrier: otherwise each of the following gathers would draw the rows again for itself.
         column, row, weight = jax.lax.optimization_barrier(self._drawn(state, key, batch_size, beta))
         steps = jnp.arange(n_step, dtype=jnp.int32)[None]
@@ -317,11 +330,13 @@ class Replay:
 
     def sample_sequences(self, state: ReplayState, key: Key, batch_size: int, length: int) -> Rollout:
         """Draw `B` sequences of `length` rows of one column that are held and followed by another, with
-        uniform starts; `length` is below that of a column.
+        uniform starts.
 
         A sequence may cross ends of episodes (see `valid`). `carry` is the extra of that name at the first
         row, if there is one. While no column holds `length + 1` rows, `valid` is False everywhere.
         """
+        if not 1 <= length < self.length:
+            raise value_error("length", f"from 1 to {self.length - 1} (rows per column - 1)", length)
         cursor = Cursor(*state.cursor)
         starts = jnp.maximum(cursor.held - length, 0)
         column, place = pick(key, batch_size, starts)
@@ -344,6 +359,35 @@ class Replay:
             extras=extras,
             carry=jax.tree.map(lambda x: x[0], extras["carry"]) if has_carry else (),
         )
+
+    def _check(self, state: ReplayState, rollout: Rollout, n: int) -> None:
+        T = rollout.reward.shape[0]
+        if rollout.reward.shape[1] != n:
+            raise value_error("rollout", f"of {n} actors, one per column", rollout.reward.shape[1])
+        if self.stacks.longest_rollout < T:
+            limit = f"of at most {self.stacks.longest_rollout} rows"
+            raise value_error("rollout", limit, T, "Raise the memory's capacity.")
+
+        def shapes(tree: Tree, axes: int) -> dict[str, tuple[tuple[int, ...], str]]:
+            named = jax.tree.leaves_with_path(tree)
+            name = jax.tree_util.keystr
+            return {
+                name(path, simple=True, separator="."): (x.shape[axes:], x.dtype.name) for path, x in named
+            }
+
+        fields = ("observation", "action", "reward", "extras")
+        held = {name: state.rows[name] for name in fields}
+        wanted = shapes({**held, "observation": {**held["observation"], **state.frames}}, 1)
+        for name, k in self.stacks.sizes:
+            shape, dtype = wanted[f"observation.{name}"]
+            wanted[f"observation.{name}"] = ((*shape, k), dtype)
+        received = shapes({name: getattr(rollout, name) for name in fields}, 2)
+        for name in sorted(wanted.keys() | received.keys()):
+            if wanted.get(name) != received.get(name):
+                raise SpecError(
+                    f"A rollout must have what the memory was made for: {name} is {wanted.get(name)} (shape, "
+                    f"type) there. Received: {received.get(name)}."
+                )
 
     def _trimmed(self, rows: Tree, new: Cursor, written: Array, column: Int[Array, "1 n"], T: int) -> Cursor:
         """Drop the oldest rows if `written` frames have overwritten theirs, and count valid ones left."""

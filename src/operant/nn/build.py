@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from operant.errors import SpecError
+from operant.errors import SpecError, suggest
 from operant.nn.backend import keras, numpy_promotion
 from operant.nn.cfg import Cfg
 from operant.nn.graph import Bounds, Carries, Graph, activation, reshaped, safe_name
@@ -76,12 +76,9 @@ def build(
         SpecError: the network is not understood, or does not fit inputs and heads.
     """
     fed = dict(inputs)
-    rest = [name for name in heads if not any(name in group for group in towers)]
-    groups = [*towers, *([rest] if rest else [])]
-    vectors = (
-        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
-    )
-    normalized = [*(vectors if normalize is True else normalize or ())]
+    if not fed:
+        raise SpecError("A model needs at least one input. Received: none.")
+    groups, normalized = _groups(towers, heads), _normalized(normalize, fed)
     k = keras()
     carries, graphs, copied = Carries(), list[Graph](), list[tuple[Any, Any]]()
     with boundary(network), numpy_promotion(), undrawn() as scope:
@@ -172,6 +169,33 @@ def _registered(graphs: Sequence[Graph]) -> dict[str, Any]:
         for i, graph in enumerate(graphs)
         for name, x in graph.registered.items()
     }
+
+
+def _groups(towers: Sequence[Sequence[str]], heads: Mapping[str, Head]) -> list[tuple[str, ...]]:
+    if not heads:
+        raise SpecError("A model needs at least one head.")
+    named = [name for group in towers for name in group]
+    for name in named:
+        if name not in heads:
+            raise SpecError(f"towers names {name!r}, which is no head.{suggest(name, heads)}")
+        if named.count(name) > 1:
+            raise SpecError(f"towers names the head {name!r} twice.")
+    rest = tuple(name for name in heads if name not in named)
+    return [tuple(group) for group in towers] + ([rest] if rest else [])
+
+
+def _normalized(normalize: bool | Sequence[str], fed: Mapping[str, Leaf]) -> tuple[str, ...]:
+    able = tuple(
+        n for n, leaf in fed.items() if leaf.type == "float" and leaf.dtype != "uint8" and len(leaf.shape) < 2
+    )
+    if isinstance(normalize, bool):
+        return able if normalize else ()
+    for name in normalize:
+        if name not in able:
+            raise SpecError(
+                f"normalize names {name!r}, which is no float vector among the inputs.{suggest(name, able)}"
+            )
+    return tuple(normalize)
 
 
 def _prepared(entry: Any, name: str, leaf: Leaf, normalized: Sequence[str], scaled: bool) -> Any:

@@ -12,9 +12,10 @@ from operant.errors import SpecError, suggest
 from operant.nn.backend import keras
 
 ACTIVATIONS = (
-    *("elu", "gelu", "leaky-relu", "none", "relu", "selu", "sigmoid"),
-    *("silu", "softmax", "softplus", "softsign", "swish", "tanh"),
-)
+    "elu", "gelu", "leaky-relu", "none", "relu", "selu", "sigmoid", "silu", "softmax", "softplus", "softsign",
+    "swish", "tanh",
+)  # fmt: skip
+"""Names of activations; those of Keras have underscores."""
 
 
 def activation(name: str | None) -> str:

@@ -23,17 +23,9 @@ from operant.spec.config import (
     options,
     traced,
 )
-from operant.spec.registry import (
-    MODEL_FILES,
-    Registry,
-    data_only,
-    followed,
-    import_object,
-    read_json,
-    refuse_code,
-    refuse_places,
-)
+from operant.spec.registry import Registry, followed
 from operant.spec.schedule import SCHEDULE_FORMS, Schedule
+from operant.spec.sources import MODEL_FILES, data_only, import_object, read_json, refuse_code, refuse_places
 from operant.spec.values import from_json, plain
 
 __all__ = [

@@ -51,9 +51,24 @@ class Option:
     of what was learnt."""
 
 
-def option(default: Any, help: str, **details: Any) -> Any:
-    """Declare one field of a `Config`; the details are those of `Option`, by name."""
-    return dataclasses.field(default=default, metadata={"option": Option(help, **details)})
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    low_open: bool = False,
+    search: Search | None = None,
+    choices: tuple[Any, ...] | None = None,
+    traced: bool = False,
+    aliases: tuple[str, ...] | None = (),
+    needs: tuple[str, Any] | None = None,
+    settled: bool = False,
+) -> Any:
+    """Declare one field of a `Config`."""
+    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs, settled)
+    return dataclasses.field(default=default, metadata={"option": meta})
 
 
 if typing.TYPE_CHECKING:

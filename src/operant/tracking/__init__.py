@@ -4,9 +4,10 @@ from operant.tracking.bootstrap import interval
 from operant.tracking.console import Console
 from operant.tracking.history import History, read_history
 from operant.tracking.learning_curves import learning_curve, plot_history
+from operant.tracking.logger_group import LoggerGroup
 from operant.tracking.metric_table import METRICS, Metric
 from operant.tracking.metrics import MetricsFile
-from operant.tracking.record import EpisodeRecord, Logger, LoggerGroup, Record
+from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 

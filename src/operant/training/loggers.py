@@ -1,21 +1,19 @@
-"""The loggers of a training run, as its options say, and the callbacks of the user, which a run calls."""
+"""The loggers of a training run, as its options say."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from operant.errors import value_error, working_directory
 from operant.spec import import_object
 from operant.spec.run import RunConfig
 from operant.tracking.console import Console
 from operant.tracking.history import History
+from operant.tracking.logger_group import LoggerGroup
 from operant.tracking.metrics import MetricsFile
-from operant.tracking.record import Logger, LoggerGroup, Origin
+from operant.tracking.record import Logger, Origin
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 from operant.training.loop import TrainingLoop
@@ -93,31 +91,3 @@ def monitored(directory: Path | None, run: RunConfig, training: TrainingLoop) ->
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(logger.id + "\n", encoding="utf-8")
     return logger
-
-
-def callbacks_of(value: Any, must: str, arguments: int | None = None) -> tuple[Callable[..., Any], ...]:
-    """Return what was given as `callback`: None, a function, or several in a list.
-
-    `must` says what it must be, for the message; `arguments`, how many it is called with, if that is fixed.
-    """
-    callbacks = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
-    if not all(callable(each) and _takes(each, arguments) for each in callbacks):
-        raise value_error("callback", must, value)
-    return callbacks
-
-
-def _takes(callback: Callable[..., Any], arguments: int | None) -> bool:
-    if arguments is None:
-        return True
-    try:
-        inspect.signature(callback).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        pass
-    return True
-
-
-def none_refuses(answers: Iterable[Any]) -> bool:
-    """Tell whether the run goes on: no answer is False. Any other, such as None, is no veto."""
-    return not any(isinstance(answer, bool | np.bool_) and not answer for answer in answers)

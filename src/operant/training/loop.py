@@ -23,7 +23,8 @@ from operant.errors import CheckpointError, reading, shown
 from operant.spec import runtime, traced
 from operant.spec.run import RunConfig
 from operant.tracking.console import wait
-from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, LoggerGroup, Record, numbers
+from operant.tracking.logger_group import LoggerGroup
+from operant.tracking.record import EpisodeRecord, EpisodeTable, Logger, Record, numbers
 from operant.training import signals
 from operant.training.drivers.driver import Driver
 from operant.training.episodes import EpisodeResult, info_means

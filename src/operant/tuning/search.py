@@ -20,8 +20,10 @@ from operant.spec.run import RunConfig
 from operant.tracking import Console, LoggerGroup, Record, console
 from operant.training.child_process import TAIL, ProcessLostError
 from operant.tuning import study as studies
-from operant.tuning.plan import PER_TRIAL, StudyPlan, corners, distributions, suggest
-from operant.tuning.trial import ClusterTrialProcess, TrialProcess, numbered
+from operant.tuning.cluster_trial import ClusterTrialProcess
+from operant.tuning.plan import PER_TRIAL, StudyPlan
+from operant.tuning.ranges import corners, distributions, suggest
+from operant.tuning.trial import TrialProcess, numbered
 
 if TYPE_CHECKING:
     import optuna

@@ -2,7 +2,7 @@
 
 Each process is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks
 and crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the
-process that tunes keeps the study. In a Ray cluster an actor starts the process, wherever Ray places it.
+process that tunes keeps the study.
 """
 
 from __future__ import annotations
@@ -13,21 +13,18 @@ import itertools
 import json
 import math
 import signal
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from operant.envs import catalog
-from operant.envs.remote.cluster import TaskPlacement
 from operant.errors import OperantError
 from operant.spec import plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
-from operant.training.child_process import TAIL, ChildProcess, ProcessLostError
+from operant.training.child_process import TAIL, ChildProcess
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
@@ -45,75 +42,6 @@ class TrialProcess(ChildProcess):
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
     name: ClassVar[str] = "The process of the trial"
-
-
-class TrialActor:
-    """The cluster's side: a process of trials, and what passes through its pipe, as bytes."""
-
-    def __init__(self, silent: bool) -> None:
-        self._process = TrialProcess(silent)
-
-    def send(self, content: bytes) -> None:
-        """Pass a message on to the process."""
-        self._process.connection.send_bytes(content)
-
-    def receive(self) -> bytes:
-        """Wait for a message of the process."""
-        try:
-            message = self._process.receive()
-        except ProcessLostError as lost:
-            message = {"kind": "failed", "text": str(lost), "traceback": ""}
-        return json.dumps(message).encode()
-
-
-class ClusterTrialProcess(TrialProcess):
-    """Looks like a process of this machine; `lost` if the machine where it runs is gone."""
-
-    def __init__(self, silent: bool, placement: TaskPlacement) -> None:
-        import ray
-
-        self.lost = "it ended"
-        self.connection, self._end = Pipe()
-        options = placement.options()
-        self._actor = ray.remote(TrialActor).options(max_restarts=0, **options).remote(silent)
-        threading.Thread(target=self._pass_on, name="operant-trial", daemon=True).start()
-
-    def _pass_on(self) -> None:
-        import ray
-
-        with self._end:
-            try:
-                asks = True
-                while True:
-                    if asks:
-                        ray.get(self._actor.send.remote(self._end.recv_bytes()))
-                    content: bytes = ray.get(self._actor.receive.remote())
-                    self._end.send_bytes(content)
-                    message = json.loads(content)
-                    asks = message["kind"] in ("report", "built") or "trial" not in message
-            except (EOFError, OSError):  # closed here
-                return
-            except ray.exceptions.RayError as error:
-                self.lost = " ".join(str(error).split())
-
-    def receive(self) -> dict[str, Any]:
-        """Wait for a message; ProcessLostError: the actor ended instead."""
-        try:
-            message: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
-            self.close()
-            error = ProcessLostError(f"The Ray actor of the trial was lost: {self.lost}")
-            error.blameless = True
-            raise error from None
-        return message
-
-    def close(self) -> None:
-        """End the actor, and with it the process."""
-        import ray
-
-        self.connection.close()
-        with contextlib.suppress(Exception):  # it is gone already, or Ray is
-            ray.kill(self._actor)
 
 
 def work(descriptor: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from operant.agents.base.allocation import initializer, memory_errors
 from operant.agents.base.learner import Learner, PolicyState, TrainState
-from operant.agents.base.protocol import UpdateCounter
+from operant.agents.base.update_counter import UpdateCounter
 from operant.errors import SpaceError, UsageError
 from operant.ops.repeat import compiled_for
 from operant.types import Action, Array, Key, Rollout, Tree
@@ -155,10 +155,8 @@ class _Computations:
     ) -> tuple[TrainState, Array, tuple[Array, ...] | None, Action]:
         key = jax.random.wrap_key_data(key, impl=self.impl)
         train, metrics = self.learner.update(train, block, key)
-        sums, acting = (
-            self.learner.metrics.add(sums, metrics),
-            tuple(jax.tree.leaves(self.learner.acting(train))),
-        )
+        sums = self.learner.metrics.add(sums, metrics)
+        acting = tuple(jax.tree.leaves(self.learner.acting(train)))
         observation = {name: x[-1] for name, x in block.observation.items()}
         action = self.act(True, acting, observation, carry, first, noise)
         # With one row to a block nothing else acts on these parameters: handing them out would only copy

@@ -20,16 +20,9 @@ from jaxtyping import Bool, Float
 
 from operant import checkpoint
 from operant.agents.base import updates
-from operant.agents.base.protocol import (
-    Algorithm,
-    Counters,
-    ReplayCounter,
-    UpdateCounter,
-    count_valid,
-    counted,
-    fold,
-)
-from operant.agents.base.updates import METRIC_SLOTS, MetricAccumulator
+from operant.agents.base.metric_accumulator import METRIC_SLOTS, MetricAccumulator
+from operant.agents.base.protocol import Algorithm, Counters, count_valid, counted, fold
+from operant.agents.base.update_counter import ReplayCounter, UpdateCounter
 from operant.errors import SpecError
 from operant.memory.replay import Replay, RowSpec
 from operant.memory.ring import ReplayState

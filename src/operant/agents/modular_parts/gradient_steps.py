@@ -42,6 +42,23 @@ class NaturalGradient(NamedTuple):
     damping: Scalar
 
 
+class EvolutionStrategy(NamedTuple):
+    """Gradients estimated from losses at antithetic random points (Salimans et al. 2017, section 2)."""
+
+    samples: int
+    """Number of pairs."""
+    deviation: Scalar
+    """Standard deviation of the points."""
+
+
+class LineSearch(NamedTuple):
+    """A search along each step for parameters with a lower loss on its rows; else there is no step."""
+
+    candidates: int
+    factor: Scalar
+    """What remains of a step that was refused."""
+
+
 class TrainingPass(NamedTuple):
     """How learning applies networks that differ in training and in use (`operant.nn.Model.learning`)."""
 
@@ -66,12 +83,8 @@ class UpdatePlan(NamedTuple):
     l2: Scalar = 0.0
     """Weight of the sum of squared parameters."""
     natural: NaturalGradient | None = None
-    evolution: tuple[int, Scalar] | None = None
-    """Pairs and standard deviation of antithetic random points, from whose losses gradients are estimated
-    (Salimans et al. 2017, section 2)."""
-    search: tuple[int, Scalar] | None = None
-    """How many points to try along each step for a lower loss on its rows (else there is no step), and what
-    remains of a step that was refused."""
+    evolution: EvolutionStrategy | None = None
+    search: LineSearch | None = None
 
 
 class Sample(NamedTuple):
@@ -250,14 +263,14 @@ def _subset(sample: Sample) -> tuple[Any, Array]:
 def _estimated(
     value: Value,
     params: Tree,
-    evolution: tuple[int, Scalar],
+    evolution: EvolutionStrategy,
     trained: Callable[[Tree], Tree],
     words: Array,
     impl: Any,
 ) -> Tree:
     """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
     start, tree = ravel_pytree(params)
-    samples, deviation = evolution[0], jnp.asarray(evolution[1], start.dtype)
+    deviation = jnp.asarray(evolution.deviation, start.dtype)
 
     def pair(i: Array, total: Array) -> Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i)
@@ -265,20 +278,20 @@ def _estimated(
         rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
         return total + away * rise / (2.0 * deviation)
 
-    total = jax.lax.fori_loop(0, samples, pair, jnp.zeros_like(start))
-    return tree(total / samples)
+    total = jax.lax.fori_loop(0, evolution.samples, pair, jnp.zeros_like(start))
+    return tree(total / evolution.samples)
 
 
-def _searched(value: Value, params: Tree, moved: Tree, search: tuple[int, Scalar]) -> tuple[Tree, Array]:
+def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tuple[Tree, Array]:
     """Go towards the moved parameters as far as the loss is lower there; tell if it is anywhere."""
     start, tree = ravel_pytree(params)
-    reached, (candidates, factor) = value(params)[0], search
+    reached = value(params)[0]
     line = trust_region.line_search(
         lambda x: value(tree(x))[0] < reached,
         start,
         ravel_pytree(moved)[0] - start,
-        candidates=candidates,
-        factor=factor,
+        candidates=search.candidates,
+        factor=search.factor,
     )
     return tree(line.point), line.accepted.astype(jnp.float32)
 

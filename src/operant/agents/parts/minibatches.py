@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Int
 
-from operant.agents.base.updates import STEP_COUNTS, MetricAccumulator
+from operant.agents.base.metric_accumulator import STEP_COUNTS, MetricAccumulator
 from operant.errors import value_error
 from operant.ops import prng
 from operant.ops.repeat import repeat

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from operant.agents.base import updates
-from operant.agents.base.protocol import Counters, ReplayCounter
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import ReplayCounter
 from operant.agents.options.shared_options import ContinuousConfig
 from operant.agents.parts import imitation, sequences
 from operant.agents.parts.action_scaling import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from operant.agents.base.protocol import Counters, UpdateCount, UpdateCounter
+from operant.agents.base.protocol import Counters
+from operant.agents.base.update_counter import UpdateCount, UpdateCounter
 from operant.nn import Model
 from operant.spec.spaces import Spaces
 from operant.types import Key, Tree

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.wire import HELLO, MAC, PROOF, REFUSED, VERSION, WELCOME, WireError, printable
-from operant.envs.workers.process import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import SpecError, UsageError, quoted
 
 VARIABLE = "OPERANT_TOKEN"

@@ -8,13 +8,9 @@ import socket
 import ssl
 import time
 
-from operant.envs.remote.wire import (
-    GREETING_BYTES,
-    MAC,
-    Frames,
-    frame,
-)
-from operant.envs.workers.process import LostError, milliseconds
+from operant.envs.remote.wire import GREETING_BYTES, MAC, Frames, frame
+from operant.envs.workers.process import milliseconds
+from operant.envs.workers.restarts import LostError
 
 _CHUNK = 1 << 16
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}

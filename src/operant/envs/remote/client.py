@@ -11,9 +11,10 @@ from operant.envs.remote import wire
 from operant.envs.remote.auth import check_reach, greet
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import Answer, ConnectionLimits, EnvDescription, RestartingConnection
-from operant.envs.remote.wire import Schema, WireError, lost_by
+from operant.envs.remote.service import lost_by
+from operant.envs.remote.wire import Schema, WireError
 from operant.envs.vector.base import Flat
-from operant.envs.workers.process import LostError
+from operant.envs.workers.restarts import LostError
 from operant.errors import SpecError
 
 _TRY_SECONDS = 5.0

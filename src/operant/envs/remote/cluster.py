@@ -24,9 +24,11 @@ from operant.envs.remote.connection import (
     LocalConnection,
     RestartingConnection,
 )
-from operant.envs.remote.wire import Schema, Service, fault, lost_by
+from operant.envs.remote.service import Service, fault, lost_by
+from operant.envs.remote.wire import Schema
 from operant.envs.vector.base import Flat
-from operant.envs.workers.process import SECRET, LostError, error_named
+from operant.envs.workers.process import SECRET, error_named
+from operant.envs.workers.restarts import LostError
 from operant.errors import SpecError, UsageError, value_error
 from operant.spec.run import ClusterConfig
 

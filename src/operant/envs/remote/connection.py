@@ -13,7 +13,7 @@ from operant.envs.environment import take
 from operant.envs.validated_env import ValidatedEnv
 from operant.envs.validation_errors import raise_of_handler
 from operant.envs.vector.base import Flat, seed_of
-from operant.envs.workers.process import LostError, RestartPolicy
+from operant.envs.workers.restarts import LostError, RestartPolicy
 from operant.errors import EnvError, UsageError, told, value_error
 from operant.spec.spaces import Spaces
 

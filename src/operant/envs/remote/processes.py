@@ -12,7 +12,9 @@ import numpy as np
 from operant.envs.env_spec import EnvSpec
 from operant.envs.remote.connection import Answer, ConnectionLimits, EnvDescription, RestartingConnection
 from operant.envs.vector.base import Flat
-from operant.envs.workers.process import RESET, STEP, LostError, SharedArrays, Worker, end, memory_file
+from operant.envs.workers.process import Worker, end, memory_file
+from operant.envs.workers.restarts import LostError
+from operant.envs.workers.shared_arrays import RESET, STEP, SharedArrays
 from operant.errors import OperantError
 from operant.spec.spaces import Spaces
 

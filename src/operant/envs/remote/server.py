@@ -19,8 +19,9 @@ from operant.envs.remote.auth import check_reach, is_loopback, welcome
 from operant.envs.remote.channel import Channel
 from operant.envs.remote.connection import Connection, ConnectionLimits, LocalConnection
 from operant.envs.remote.processes import ProcessConnection
-from operant.envs.remote.wire import Schema, Service, WireError, fault
-from operant.envs.workers.process import LostError
+from operant.envs.remote.service import Service, fault
+from operant.envs.remote.wire import Schema, WireError
+from operant.envs.workers.restarts import LostError
 from operant.errors import EnvError, SpecError
 
 PORT = 65432

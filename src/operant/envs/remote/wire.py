@@ -13,7 +13,6 @@ import hmac
 import json
 import math
 import struct
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +21,8 @@ import numpy as np
 from operant.envs.environment import rows as count_rows
 from operant.envs.remote.connection import Answer, Connection, EnvDescription
 from operant.envs.vector.base import Flat
-from operant.envs.workers.process import LostError
-from operant.errors import OperantError, SpaceError, SpecError, shortened, text_of
+from operant.envs.workers.restarts import LostError
+from operant.errors import OperantError, SpaceError, SpecError
 from operant.spec.spaces import Leaf, Spaces
 
 VERSION = 1
@@ -116,7 +115,7 @@ class Frames:
             raise WireError(f"a frame of {length} bytes, where {least} to {self.limit} may come")
         if len(self._buffer) < 4 + length:
             return None
-        view = memoryview(bytes(self._buffer[: 4 + length]))
+        view = memoryview(self._buffer[: 4 + length])  # of a copy
         del self._buffer[: 4 + length]
         body = view
         if self.mac is not None:
@@ -339,48 +338,3 @@ def _unpack(components: Mapping[str, Leaf], content: memoryview, rows: int) -> F
             raise WireError(f"a truth value of {int(array.max())}")
         flat[name] = array.astype(leaf.storage).reshape(rows, *leaf.shape)
     return flat
-
-
-class Service:
-    """The served side of one environment: contents of requests in, contents of answers out."""
-
-    def __init__(self, environment: Connection, schema: Schema | None = None) -> None:
-        self._environment = environment
-        self._schema = schema or Schema(environment.spaces, environment.num_actors)
-        self._running = 0
-
-    def obey(self, kind: int, content: memoryview) -> bytes:
-        """Begin an episode (RESET) or take a step (STEP), and return the content of ANSWER."""
-        acted = 0
-        if kind == RESET:
-            self._environment.send_reset(unpack_seed(content))
-        elif kind != STEP:
-            raise WireError(f"a request of kind {kind} with {len(content)} bytes")
-        elif not self._running:
-            raise WireError("a step before an episode was begun")
-        else:
-            acted = self._running
-            try:
-                actions = self._schema.unpack_actions(content, acted)
-            except OperantError as error:
-                raise WireError(str(error)) from None
-            self._environment.send_execute(actions)
-        answer = self._environment.receive()
-        single = self._schema.num_actors == 1
-        self._running = int(answer.terminal == 0) if single else len(answer.parallel)
-        episode_return = self._environment.episode_return()
-        return self._schema.pack_answer(answer, episode_return, acted=acted > 0)
-
-
-def lost_by(content: memoryview) -> LostError:
-    """Return what the content of FAULT means to the client: its environment is lost."""
-    _, text, traceback = unpack_fault(content)
-    return LostError(f"failed: {text}\n{traceback}".rstrip())
-
-
-def fault(error: Exception) -> bytes:
-    """Return the content of FAULT."""
-    is_operants = isinstance(error, OperantError)
-    text = str(error) if is_operants else f"{type(error).__name__}: {text_of(error)}"
-    lines = "" if is_operants else shortened("".join(traceback.format_exception(error)).strip())
-    return pack_fault(type(error).__name__, text, lines)

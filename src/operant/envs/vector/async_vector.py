@@ -19,18 +19,9 @@ import numpy as np
 from operant.envs.env_spec import EnvSpec
 from operant.envs.vector.base import AbandonedError, Flat, VectorEnv, VectorStep, refuse_different, seed_of
 from operant.envs.vector.sync_vector import make_sub_env
-from operant.envs.workers.process import (
-    RESET,
-    RESTART,
-    START_SECONDS,
-    STEP,
-    LostError,
-    RestartPolicy,
-    SharedArrays,
-    Worker,
-    end,
-    memory_file,
-)
+from operant.envs.workers.process import START_SECONDS, Worker, end, memory_file
+from operant.envs.workers.restarts import LostError, RestartPolicy
+from operant.envs.workers.shared_arrays import RESET, RESTART, STEP, SharedArrays
 from operant.errors import EnvError, OperantError
 from operant.spec.runtime import processors
 from operant.spec.spaces import Codec, Spaces

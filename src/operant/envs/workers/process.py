@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
-import logging
-import mmap
 import os
 import select
 import signal
@@ -26,9 +23,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from operant.envs.env_spec import HERE
+from operant.envs.workers.restarts import LostError
+from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK
 from operant.errors import (
     EnvError,
     OperantError,
@@ -36,100 +33,6 @@ from operant.errors import (
     SpecError,
     UsageError,
 )
-from operant.spec.spaces import Spaces
-
-RESET, STEP, RESTART, CLOSE = b"r", b"s", b"n", b"c"
-"""First byte of a request."""
-OK, FAULT = b"k", b"e"
-"""First byte of its answer."""
-_ROWS = {"terminal": np.uint8, "reward": np.float64, "parallel": np.int32}
-"""What a worker answers besides observations, `[N]` each: 0, 1 (terminated) or 2 (truncated); the reward;
-and, of an environment of several actors, which are still running."""
-_NUMBERS = ("acted", "running", "observed", "seconds", "return")
-"""What an environment of its own answers, one number each: how many actors acted, how many are still running,
-and of how many there are states; how long the environment computed; the return that it reports itself, or
-NaN."""
-
-
-class SharedArrays:
-    """Arrays of `n` environments or actors of these spaces in memory that processes share.
-
-    They are in the file of the descriptor, which gets its size with `create`, and include values of `info`
-    with the names `info_keywords`.
-    """
-
-    def __init__(
-        self,
-        spaces: Spaces,
-        n: int,
-        descriptor: int,
-        info_keywords: Sequence[str] = (),
-        *,
-        create: bool = False,
-    ) -> None:
-        shapes: dict[tuple[str, str], tuple[tuple[int, ...], Any]] = {}
-        shapes |= {("field", name): ((n,), dtype) for name, dtype in _ROWS.items()}
-        shapes |= {("field", name): ((1,), np.float64) for name in _NUMBERS}
-        shapes |= {("info", name): ((n,), np.float64) for name in info_keywords}
-        for group, leaves in (
-            ("observation", spaces.observation_components),
-            ("action", spaces.actions.components),
-        ):
-            shapes |= {(group, name): ((n, *leaf.shape), leaf.storage) for name, leaf in leaves.items()}
-        sizes = [
-            -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in shapes.values()
-        ]
-        if create:
-            os.ftruncate(descriptor, sum(sizes))
-        memory = mmap.mmap(descriptor, sum(sizes))
-        groups: dict[str, dict[str, np.ndarray]] = {
-            group: {} for group in ("field", "info", "observation", "action")
-        }
-        offsets = itertools.accumulate(sizes, initial=0)
-        for ((group, name), (shape, dtype)), offset in zip(shapes.items(), offsets, strict=False):
-            groups[group][name] = np.ndarray(shape, dtype, memory, offset)
-        self.fields, self.infos = groups["field"], groups["info"]
-        self.observation, self.action = groups["observation"], groups["action"]
-
-
-_log = logging.getLogger("operant")
-
-
-class LostError(Exception):
-    """The other side died, does not answer, or sends answers that make no sense; if `final`, for good."""
-
-    def __init__(self, reason: str, *, final: bool = False) -> None:
-        super().__init__(reason)
-        self.final = final
-
-
-class RestartPolicy:
-    """Allows `max_restarts` replacements without an episode ending in between; `remedy` ends the error."""
-
-    def __init__(self, max_restarts: int, remedy: str) -> None:
-        self._max_restarts, self._remedy = max_restarts, remedy
-        self._count = 0
-
-    def spend(self, name: str, lost: LostError) -> None:
-        """Count a replacement of the lost side `name`, and warn; EnvError: there were too many."""
-        if lost.final or self._count >= self._max_restarts:
-            times = "once" if self._count == 1 else f"{self._count} times"
-            already = f", and it was replaced {times} already" if self._count else ""
-            remedy = "" if lost.final else self._remedy
-            raise EnvError(f"{name} {_continued(str(lost), f'{already}. {remedy}'.rstrip())}")
-        self._count += 1
-        _log.warning("%s %s", name, _continued(str(lost), "; it is replaced."))
-
-    def forgive(self) -> None:
-        """Count anew: episodes came to their end, or another user begins."""
-        self._count = 0
-
-
-def _continued(text: str, end: str) -> str:
-    """Append the end of a sentence to the first line of a text, before its traceback."""
-    first, newline, rest = text.partition("\n")
-    return f"{first.rstrip('.')}{end}{newline}{rest}"
-
 
 START_SECONDS = 120.0
 """The least time that a worker is given to start and to make its environments."""

@@ -25,7 +25,7 @@ from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import rows
 from operant.envs.validation_errors import ObservationValidator, raise_of_handler
 from operant.envs.vector.sync_vector import SyncVectorEnv, make_sub_env
-from operant.envs.workers.process import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
+from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK, RESET, STEP, SharedArrays
 from operant.errors import OperantError, shortened, text_of
 
 ORPHAN_SECONDS = 2.0

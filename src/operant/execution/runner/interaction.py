@@ -25,7 +25,7 @@ from operant.execution.runner.run_options import RunOptions
 from operant.execution.runner.run_statistics import RunStatistics, add_episode, show
 from operant.execution.runner.slots import EnvSlot, StepResult, join
 from operant.training import evaluate
-from operant.training.loggers import none_refuses
+from operant.training.callbacks import none_refuses
 
 BEST = "best-model"
 """Name under which the best agent is saved."""

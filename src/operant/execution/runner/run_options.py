@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.errors import SpecError, as_folder, value_error, whole
-from operant.training.loggers import callbacks_of
+from operant.training.callbacks import callbacks_of
 
 SWITCHES = ("batch_agent_calls", "sync_timesteps", "sync_episodes", "use_tqdm", "evaluation")
 COUNTS = (

@@ -12,10 +12,11 @@ from operant.envs.remote.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
 from operant.errors import SpaceError, SpecError, UsageError, naming_misspelt, value_error, whole
 from operant.execution.agent import Agent, specified
+from operant.execution.runner.bar import Bar
 from operant.execution.runner.fast_path import FastPath
 from operant.execution.runner.interaction import Interaction
 from operant.execution.runner.run_options import RunOptions
-from operant.execution.runner.run_statistics import Bar, RunStatistics, show
+from operant.execution.runner.run_statistics import RunStatistics, show
 from operant.execution.runner.slots import EnvSlot
 from operant.training import signals
 

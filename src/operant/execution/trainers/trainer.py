@@ -61,8 +61,9 @@ from operant.tracking.history import check_place
 from operant.tracking.record import EpisodeRecord, Logger, Record
 from operant.tracking.runs import read_run
 from operant.training import run_dir, signals
+from operant.training.callbacks import callbacks_of, none_refuses
 from operant.training.environments import make_environments
-from operant.training.loggers import callbacks_of, create_loggers, loggers_of, none_refuses
+from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 from operant.training.session import ExperimentSetup, fitting
@@ -357,9 +358,8 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(run_dir.held(directory))
-                if (
-                    not (self._described or self._resumed) and (directory / "run.json").exists()
-                ):  # taken meanwhile
+                begun = self._described or self._resumed
+                if not begun and (directory / "run.json").exists():  # taken meanwhile
                     run_dir.new_directory(run, self.agent)
                 if not self._resumed:
                     stack.enter_context(run_dir.emptied_if(lambda: training.driver.step == 0, directory))

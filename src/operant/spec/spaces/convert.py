@@ -62,7 +62,7 @@ class SpacePart:
 
     def encode(self, value: Any, batched: bool, flat: Flat) -> None:
         """Write Gymnasium's value `[N?, *shape]` into a flat dict."""
-        array = as_array(value, f"state {self.names[0]!r}")
+        array = value if type(value) is np.ndarray else as_array(value, f"state {self.names[0]!r}")
         lead = array.ndim - len(self.shape)
         if lead != batched or array.shape[lead:] != self.shape:
             must = str((*["N"] * batched, *self.shape)).replace("'", "")
@@ -88,26 +88,30 @@ class SpacePart:
         Raises:
             SpaceError: that would change a number, such as those of an image divided by 255.
         """
+        if array.dtype.kind not in "biuf":
+            raise self._misfit(array)
+        given = array
+        if self.start is not None:
+            given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
+        if self.storage.kind == "f":
+            return self._to_storage(given, f"state {self.names[0]!r}")
+        with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
+            stored = given.astype(self.storage)
+        if not (stored == given).all():
+            raise self._misfit(array, stored != given)
+        return stored
+
+    def _misfit(self, array: NDArray, bad: NDArray | None = None) -> SpaceError:
+        """Return the error for a value of another type, or with bad numbers."""
+        must = {"b": "0 or 1", "f": "numbers"}.get(self.storage.kind, "whole numbers")
         received = f"dtype {array.dtype}"
-        if array.dtype.kind in "biuf":
-            given = array
-            if self.start is not None:
-                given = (given if given.dtype.kind == "f" else given.astype(np.int64)) - self.start
-            if self.storage.kind == "f":
-                return self._to_storage(given, f"state {self.names[0]!r}")
-            with np.errstate(invalid="ignore"):  # NaN and infinities, which are equal to no whole number
-                stored = given.astype(self.storage)
-            if (stored == given).all():
-                return stored
-            value, place = first(array, stored != given)
+        if bad is not None:
+            value, place = first(array, bad)
             received = f"{value}{place}, {received}"
-        must = "numbers"
-        if self.storage.kind == "b":
-            must = "0 or 1"
-        elif self.storage.kind != "f":
-            limits = np.iinfo(self.storage)
-            must = f"whole numbers between {limits.min} and {limits.max}"
-        raise SpaceError(f"The state {self.names[0]!r} must be {must} ({self.dtype}). Received: {received}.")
+            if self.storage.kind != "b" and np.isfinite(value) and value == np.floor(value):
+                limits = np.iinfo(self.storage)
+                must += f" between {limits.min} and {limits.max}"
+        return SpaceError(f"The state {self.names[0]!r} must be {must} ({self.dtype}). Received: {received}.")
 
     def cut(self, array: Any) -> dict[str, Any]:
         """Split a vector `[*B, P]`, of NumPy or JAX, into its components by name."""

@@ -20,8 +20,9 @@ from operant.envs.validation_errors import state_label
 from operant.errors import EnvError
 from operant.spec.random_streams import Purpose
 from operant.tracking.record import EpisodeTable
+from operant.training.drivers.calls_ahead import CallsAhead
 from operant.training.drivers.device_mesh import Devices
-from operant.training.drivers.driver import CallsAhead, NativeDriver
+from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
 from operant.types import Array, Arrays, Key, Rollout, Tree
 

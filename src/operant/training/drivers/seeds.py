@@ -17,6 +17,7 @@ from operant.envs.native.native_env import NativeEnv
 from operant.errors import UsageError
 from operant.spec.runtime import processors
 from operant.tracking.record import EpisodeTable
+from operant.training.drivers.calls_ahead import CallsAhead
 from operant.training.drivers.device_driver import (
     CHECK_STEPS,
     DeviceRun,
@@ -25,7 +26,7 @@ from operant.training.drivers.device_driver import (
     RunnerState,
     accelerated,
 )
-from operant.training.drivers.driver import CallsAhead, NativeDriver
+from operant.training.drivers.driver import NativeDriver
 from operant.training.episodes import EpisodeResult
 from operant.types import Array, Key, Tree
 
