@@ -737,7 +737,7 @@ def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch):
 
 
 def test_the_bar_elsewhere_is_a_line_now_and_then(monkeypatch):
-    from operant.execution.runner import run_statistics as module
+    from operant.execution.runner import bar as module
 
     stream = io.StringIO()
     bar = Bar("timesteps", None, stream)

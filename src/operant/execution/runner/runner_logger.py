@@ -39,7 +39,7 @@ class RunnerLogger:
         self._name = name or "agent"
         _expect_place(self._directory, self._name)
         place, _, folder = (summaries or "").partition(",")
-        self._loggers = LoggerGroup([] if summaries is None else [TensorBoard(Path(place) / folder)])
+        self._logger = None if summaries is None else LoggerGroup([TensorBoard(Path(place) / folder)])
         self._horizon = horizon
         self._began = self._saved = self._recorded = time.monotonic()
 
@@ -49,7 +49,7 @@ class RunnerLogger:
         if self._directory and now - self._saved >= SAVE_SECONDS:
             with durable.outliving(f"The agent is not saved in {self._directory!r}"):
                 self._save(runner)
-        if now - self._recorded >= RECORD_SECONDS:
+        if self._logger is not None and now - self._recorded >= RECORD_SECONDS:
             self._record(runner)
         return True
 
@@ -59,14 +59,16 @@ class RunnerLogger:
             if self._directory:
                 self._save(runner)
         finally:
-            self._record(runner)
-            self._loggers.close()
+            if self._logger is not None:
+                self._record(runner)
+                self._logger.close()
 
     def _save(self, runner: Runner) -> None:
         self._saved = time.monotonic()
         runner.agent.save(self._directory, filename=self._name)
 
     def _record(self, runner: Runner) -> None:
+        assert self._logger is not None
         self._recorded = time.monotonic()
         values = {"episode/count": float(runner.episodes), "update/count": float(runner.updates)}
         if returns := runner.episode_returns[-self._horizon :]:
@@ -79,7 +81,7 @@ class RunnerLogger:
             values["evaluation/length_mean"] = statistics.fmean(runner.evaluation_timesteps[-self._horizon :])
         if runner.agent.engine is not None:
             values |= runner.agent.engine.metrics("run")
-        self._loggers.record(Record(runner.timesteps, self._recorded - self._began, values))
+        self._logger.record(Record(runner.timesteps, self._recorded - self._began, values))
 
 
 def _expect_place(directory: str, name: str) -> None:
