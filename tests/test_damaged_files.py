@@ -26,12 +26,15 @@ import pytest
 
 import operant
 from operant import Agent
+from operant.agents.table import config_class
 from operant.checkpoint import manifest, weight_files
-from operant.cli import main
+from operant.cli import main, run_file
+from operant.cli.training import Extra
 from operant.errors import OperantError
 from operant.execution import traces
 from operant.nn import Head, backend, build
 from operant.nn.cfg_kinds import KINDS
+from operant.spec.run import RunConfig
 from operant.spec.spaces import Leaf, Spaces
 from operant.tracking import read_history
 from operant.tracking.metrics import MetricsFile
@@ -263,6 +266,28 @@ def read_run_folder(folder: Path) -> None:
         train(resumed("run", {"max_steps": 96, "quiet": True}))
 
 
+OPTIONS = {
+    "agent": "ppo",
+    "env": "jax:CartPole-v1",
+    "max-steps": 1000,
+    "lr": "linear:1e-3:1e-4:1000",
+    "model": [4],
+    "env_kwargs": {"gravity": 9.0},
+}
+"""What a run file says."""
+
+
+def run_files(folder: Path) -> None:
+    for name in ("run.toml", "run.yaml", "run.json"):
+        run_file.write(str(folder / name), "ppo", {k: v for k, v in OPTIONS.items() if k != "agent"})
+
+
+def read_run_files(folder: Path) -> None:
+    for path in folder.iterdir():
+        file = run_file.RunFile(str(path))
+        file.values([RunConfig, Extra, config_class(file.agent or "ppo")])
+
+
 def trials(folder: Path) -> None:
     made = study.create("s", str(folder / "s.journal"), {"agent": "ppo", "env": "CartPole-v1"})
     for value in (1.0, 2.0):
@@ -326,6 +351,11 @@ KINDS_OF_FILES = {
         run,
         {"run/run.json": json_of, "run/*.json": bytes_of, "run/checkpoints/*/manifest.json": signed},
         read_run_folder,
+    ),
+    "options": Damaged(
+        run_files,
+        {"run.json": json_of, "run.*": bytes_of, "run.yaml": bytes_of, "run.toml": bytes_of},
+        read_run_files,
     ),
     "metrics": Damaged(
         run,

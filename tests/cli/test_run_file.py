@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from operant.agents.table import config_class
 from operant.cli import main, training
 
 TOML = """\
@@ -61,11 +62,38 @@ def test_a_file_of_options_trains_as_its_flags_do(planned):
         "--config", "run.toml", "--seed", "3", "--n-envs", "2", "--save-config", "a/b.toml"
     )
     assert (agent, run.seed, run.n_envs, run.max_steps) == ("ppo", 3, 2, 1000)
-    for name in ("a/b.toml", "b.json"):  # what was written says the same, and is written the same
+    for name in ("a/b.toml", "b.json", "b.yaml"):  # what was written says the same, and is written the same
         assert planned("--config", "a/b.toml", "--save-config", name)[2] == run
     assert json.loads(Path("b.json").read_text())["keep_checkpoints"] is None
-    assert planned("--config", "b.json") == planned("--config", "a/b.toml") == (agent, by_flags[1], run)
+    assert (
+        planned("--config", "b.json")
+        == planned("--config", "b.yaml")
+        == planned("--config", "a/b.toml")
+        == (agent, by_flags[1], run)
+    )
     assert planned("a2c", "--config", "run.toml")[0] == "a2c"
+
+
+YAML = """\
+agent: ppo   # a remark
+env: CartPole-v1
+max-steps: 1e3
+lr: 3e-4
+keep_checkpoints: none
+separate: false
+"""
+
+
+def test_yaml_says_the_same(planned, monkeypatch, capsys):
+    Path("run.yaml").write_text(YAML)
+    flags = ["--env", "CartPole-v1", "--max-steps", "1000", "--lr", "3e-4", "--keep-checkpoints", "none"]
+    of_file, of_flags = planned("--config", "run.yaml"), planned("ppo", *flags, "--no-separate")
+    assert of_file[2] == of_flags[2]
+    config = config_class("ppo")
+    assert config.from_dict(of_file[1]) == config.from_dict(of_flags[1]) != config()
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["train", "--config", "run.yaml"]) == 2
+    assert "needs PyYAML. Install it: pip install 'operant[yaml]'" in capsys.readouterr().err
 
 
 def test_the_file_is_between_flags_and_presets(planned):
@@ -103,7 +131,11 @@ def test_the_record_of_a_run_is_a_file_of_options(planned):
         ("a.json", '{"agent": "ppo",\n"max-steps": "x"}', "The default is None. See a.json, line 2."),
         ("a.json", '{"agent": "ppo", "max_steps": [1]}', "The default is None. See a.json, line 1."),
         ("a.json", '{"env":\n}', "The run file 'a.json' is not JSON: Expecting value (line 2)."),
-        ("a.yaml", "", "--config must be a file that ends with .toml or .json, or a run's run.json."),
+        ("a.yaml", "agent: ppo\n\nlr: -3e-1\n", "--lr must be at least 0. Received: --lr -0.3. See a.yaml, line 3"),
+        ("a.yaml", "agent: [ppo\n", "The run file 'a.yaml' is not YAML: while parsing a flow sequence in "),
+        ("a.yml", "- agent: ppo\n", "The run file 'a.yml' must hold options by name, as in 'n_envs: 8'."),
+        ("a.yml", "!!python/object/apply:os.getcwd []", "could not determine a constructor for the tag"),
+        ("a.ini", "", "--config must be a file that ends with .toml, .yaml or .json, or a run's run.json."),
         ("none.toml", None, "The run file 'none.toml' does not exist."),
     ],
 )  # fmt: skip
@@ -120,7 +152,7 @@ def test_options_that_exclude_one_another_or_cannot_be_written(tmp_path, monkeyp
     Path("a.toml").write_text('agent = "ppo"\nenv = "CartPole-v1"\nmax_steps = 9\n')
     for arguments, message in (
         (["--resume", "x"], "--config begins a run, --resume continues one."),
-        (["--save-config", "x.yml"], "--save-config must be a file that ends with .toml or .json."),
+        (["--save-config", "x.ini"], "--save-config must be a file that ends with .toml, .yaml or .json."),
         (
             ["--save-config", "x.toml", "--model", '[{"a": null}]'],
             "--model must not hold null, for which TOML has no word.",

@@ -15,7 +15,8 @@ from operant.errors import OperantError, SpecError, as_folder, suggest, value_er
 from operant.spec import Config, aliases, checked, options, plain, read_json
 from operant.spec.run import PROCESSES, RunnerConfig
 
-SUFFIXES = (".toml", ".json")
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+ENDINGS = "a file that ends with .toml, .yaml or .json"
 NOT_FILED = ("resume", "config", "save_config")
 OF_ONE_RUN = {"run_dir", "resume", "history_checkpoint", "checkpoints", *PROCESSES}
 """Options that another run takes from no `run.json`: they say where that one wrote."""
@@ -33,8 +34,8 @@ class RunFile:
     def __init__(self, path: str) -> None:
         self.path = path
         if Path(path).suffix.lower() not in SUFFIXES:
-            raise value_error("config", "a file that ends with .toml or .json, or a run's run.json", path)
-        data = read_json(path, "run") if path.lower().endswith(".json") else _toml(path)
+            raise value_error("config", f"{ENDINGS}, or a run's run.json", path)
+        data = read_json(path, "run") if path.lower().endswith(".json") else _read(path)
         agent = data.pop("agent", None)
         if isinstance(agent, dict) and isinstance(run := data.get("run"), dict):
             data = {**agent, **{name: value for name, value in run.items() if name not in OF_ONE_RUN}}
@@ -82,9 +83,11 @@ class RunFile:
         return SpecError(f"{text} See {self.path}{line}.")
 
 
-def _toml(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
+    """Return what a file of TOML or YAML holds."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.lower().endswith(".toml") else _from_yaml(path, text)
     except FileNotFoundError:
         raise SpecError(f"The run file {path!r} does not exist.") from None
     except tomllib.TOMLDecodeError as error:
@@ -93,15 +96,36 @@ def _toml(path: str) -> dict[str, Any]:
         raise SpecError(f"The run file {path!r} cannot be read: {error}.") from None
 
 
+def _from_yaml(path: str, text: str) -> dict[str, Any]:
+    yaml = _yaml(path)
+    try:
+        data = yaml.safe_load(text)  # makes plain data only
+    except yaml.YAMLError as error:
+        raise SpecError(f"The run file {path!r} is not YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise SpecError(f"The run file {path!r} must hold options by name, as in 'n_envs: 8'.")
+    return data
+
+
+def _yaml(path: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise SpecError(f"{path!r} needs PyYAML. Install it: pip install 'operant[yaml]'.") from None
+    return yaml
+
+
 def write(path: str, agent: str, values: Mapping[str, Any]) -> None:
     """Write a file that `RunFile` reads; SpecError: its format is unknown, or has no word for a value."""
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
-        raise value_error("save_config", "a file that ends with .toml or .json", path)
+        raise value_error("save_config", ENDINGS, path)
     as_folder("save_config", file.parent, path).mkdir(parents=True, exist_ok=True)
     data = {"agent": agent, **{name: plain(value) for name, value in values.items() if name != "run_dir"}}
     if file.suffix.lower() == ".json":
         text = json.dumps(data, indent=2) + "\n"
+    elif file.suffix.lower() != ".toml":
+        text = _yaml(path).safe_dump(data, sort_keys=False, allow_unicode=True)
     else:
         text = "".join(f"{name} = {_written(name, value)}\n" for name, value in data.items())
     file.write_text(text, encoding="utf-8")

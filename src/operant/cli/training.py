@@ -35,11 +35,11 @@ class Extra(ClusterConfig):
     )
     config: str | None = option(
         None,
-        "File of options (.toml or .json) by the names of flags, or the run.json of a run; flags given as "
+        "File of options (.toml, .yaml or .json) by the names of flags, or the run.json of a run; flags given as "
         "well take precedence",
     )
     save_config: str | None = option(
-        None, "File (.toml or .json) to write the given options to, for --config"
+        None, "File (.toml, .yaml or .json) to write the given options to, for --config"
     )
 
 
