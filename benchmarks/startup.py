@@ -42,6 +42,8 @@ The only one that is much cheaper costs what a longer run needs; the others diff
 tell. So programs are compiled as XLA does by itself, but for the one of the initial weights, which runs once:
 0.4 s in place of 2.7.
 """
+BEFORE = """`before` is operant as of dac036ae, which keeps no compiled programs. Compare within a row:
+machines differ."""
 PARTS = ("jax", "keras", "matplotlib", "pandas", "gymnasium", "optax", "pyarrow", "tensorboard", "operant")
 """Packages whose import is counted by itself, with what only they import."""
 
@@ -112,21 +114,25 @@ def cpu(command, cwd, variables):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measured(command, repeats, folder):
-    """Return CPU seconds of first and of later runs, each the least of some."""
-    cold, warm = [], []
-    for i in range(repeats):
-        variables = {"XDG_CACHE_HOME": str(folder / f"cache-{i}-{command.split()[0]}")}
-        words = [sys.executable, "-m", "operant", *command.split()]
-        cold.append(cpu(words, folder, variables))
-        warm.append(cpu(words, folder, variables))
-    return min(cold), min(warm)
+def measured(command, repeats, folder, before):
+    """Return the least CPU seconds of an earlier state, of first runs and of later runs, made in turn."""
+    words = [sys.executable, "-m", "operant", *command.split()]
+    earlier, cold, warm = [], [], []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory(dir=folder) as place:  # nothing is kept from command to command
+            variables = {"XDG_CACHE_HOME": str(Path(place) / "cache")}
+            if before:
+                earlier.append(cpu(words, place, {"PYTHONPATH": str(Path(before, "src").resolve())}))
+            cold.append(cpu(words, place, variables))
+            warm.append(cpu(words, place, variables))
+    return min(earlier, default=None), min(cold), min(warm)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sb3", help="a Python that has Stable-Baselines3")
+    parser.add_argument("--before", help="a checkout of an earlier state, measured in turn")
     if sys.argv[1:2] == ["--profiled"]:
         return profiled(sys.argv[3:], sys.argv[2])
     options = parser.parse_args()
@@ -134,13 +140,12 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = {
-            f"operant {README}": measured(README, options.repeats, folder),
-            f"operant {FIRST}": measured(FIRST, options.repeats, folder),
-            f"operant {TRIAL}": measured(TRIAL, options.repeats, folder),
+            f"`operant {command}`": measured(command, options.repeats, folder, options.before)
+            for command in (README, FIRST, TRIAL)
         }
         if options.sb3:
             least = min(cpu([options.sb3, "-c", SB3], folder, {}) for _ in range(options.repeats))
-            rows["Stable-Baselines3's PPO, 2,000 steps"] = (least, least)
+            rows["Stable-Baselines3's PPO, 2,000 steps"] = (None, least, least)
         profiles = []
         for kind in ("cold", "warm"):
             out = folder / f"{kind}.json"
@@ -149,10 +154,11 @@ def main():
             profiles.append(json.loads(out.read_text()))
     lines = ["# Time to the first result", "", "Written by `python benchmarks/startup.py`. " + machine(), ""]
     lines += [
-        "| CPU seconds (least of " + str(options.repeats) + ") | first run | later runs |",
-        "|:-|-:|-:|",
+        f"| CPU seconds (least of {options.repeats}) | before | first run | later runs |",
+        "|:-|-:|-:|-:|",
     ]
-    lines += [f"| `{name}` | {cold:.1f} | {warm:.1f} |" for name, (cold, warm) in rows.items()]
+    lines += [f"| {name} | {' | '.join(map(shown, seconds))} |" for name, seconds in rows.items()]
+    lines += ["", BEFORE] if options.before else []
     lines += ["", f"Where those of `operant {README}` go (with the overhead of measuring):", ""]
     lines += ["| | calls | first run | later runs |", "|:-|-:|-:|-:|"]
     cold, warm = (profile["seconds"] for profile in profiles)
@@ -164,6 +170,11 @@ def main():
     Path(__file__).with_name("results").joinpath("start.md").write_text(text)
     print(text)
     return 0
+
+
+def shown(seconds):
+    """Return seconds as a cell of the table."""
+    return "-" if seconds is None else f"{seconds:.1f}"
 
 
 def machine():

@@ -43,7 +43,7 @@ def work(descriptor):
             continue
         for number, trial in enumerate(order["trials"]):
             train(connection, functools.partial(send, trial=number), trial["hyper"], trial["run"])
-        return
+        send(kind="idle")
 
 
 def train(connection, send, hyper, run):

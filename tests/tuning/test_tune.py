@@ -5,6 +5,7 @@ With pretended trials, then real ones.
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
 from operant.tuning.ranges import Range, corners, split
-from operant.tuning.trial import TrialProcess, numbered
+from operant.tuning.trial import TrialProcess, _alone, numbered
 from operant.tuning.tune import TuneConfig, draw, from_study, plan, tune
 
 TESTS = str(Path(__file__).parents[1])
@@ -120,8 +121,8 @@ def test_int_ranges_hold_whole_numbers():
         (
             "ppo",
             {"max_steps": 10},
-            "tune takes no argument 'max_steps': trials decide for themselves, each in a process of its "
-            "own; how long one trains is trial_steps.",
+            "tune takes no argument 'max_steps': trials decide for themselves, in processes of their own; "
+            "how long one trains is trial_steps.",
         ),
         ("ppoo", {}, "Unknown agent 'ppoo'. Did you mean 'ppo'?"),
         (
@@ -499,6 +500,53 @@ def test_a_trial_reports_only_what_all_its_seeds_have_reached():
     trial._advance([seeds], 20, connection, trial._one_after_another)
     [failed] = connection.told
     assert failed["kind"] == "failed" and "No episode ended within 20 steps" in failed["text"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ({"n_jobs": 1}, 1),
+        ({"n_jobs": 2}, 2),
+        ({"n_steps": [16, 32]}, None),  # in each another program than before
+        ({"env": "raise"}, 6),
+        ({"env": "nan"}, 6),
+    ],
+)
+def test_trials_of_one_program_share_a_process_until_one_fails(settings, processes, here, monkeypatch):
+    made, make = [], search.StudySearch._process
+
+    def counted(self):
+        made.append(make(self))
+        return made[-1]
+
+    monkeypatch.setattr(search.StudySearch, "_process", counted)
+    config = {"n_trials": 6, "n_jobs": settings.pop("n_jobs", 1)}
+    found = tune(planned(config=config, **settings))
+    if "n_steps" in settings:
+        drawn = [trial.params["n_steps"] for trial in found.study.trials]
+        processes = 1 + sum(a != b for a, b in itertools.pairwise(drawn))
+        assert processes > 1
+    assert len(made) == processes
+    assert all(process.process.poll() is not None for process in made)
+
+
+def test_what_an_environment_leaves_running_ends_with_its_trial():
+    assert _alone()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert not _alone()
+        child.kill()
+    assert _alone()
+
+
+@pytest.mark.slow
+def test_a_trial_does_not_notice_those_before_it_in_its_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = []
+    for name in ("shared", "fresh"):
+        config = {"n_trials": 3, "trial_steps": 600, "study": name}
+        values.append([t.value for t in tune(planned("CartPole-v1", config=config, n_steps=32)).study.trials])
+        monkeypatch.setattr(TrialProcess, "idle", lambda self: False)
+    assert values[0] == values[1] and len(set(values[0])) == 3
 
 
 def test_a_crashing_trial_is_recorded_and_the_study_goes_on(here, capsys):

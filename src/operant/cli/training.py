@@ -35,8 +35,8 @@ class Extra(ClusterConfig):
     )
     config: str | None = option(
         None,
-        "File of options (.toml, .yaml or .json) by the names of flags, or the run.json of a run; flags given "
-        "as well take precedence",
+        "File of options (.toml, .yaml or .json) by the names of flags, or the run.json of a run; flags "
+        "given as well take precedence",
     )
     save_config: str | None = option(
         None, "File (.toml, .yaml or .json) to write the given options to, for --config"

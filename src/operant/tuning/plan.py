@@ -127,7 +127,7 @@ def plan(agent: str, config: TuneConfig | None = None, **settings: Any) -> Study
     agent = resolve(agent)
     for name in settings.keys() & NOT_TUNED:
         raise SpecError(
-            f"tune takes no argument {name!r}: trials decide for themselves, each in a process of its own; "
+            f"tune takes no argument {name!r}: trials decide for themselves, in processes of their own; "
             "how long one trains is trial_steps."
         )
     for name in ("checkpoints", "history_checkpoint"):

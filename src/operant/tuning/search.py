@@ -51,6 +51,8 @@ class _TrialGroup(NamedTuple):
     """Trials of one process."""
 
     process: TrialProcess
+    program: str
+    """What they have in common: see `StudyPlan.program`."""
     trials: dict[int, _TrialSlot]
     """Those that are not over, by their place in the process's order."""
 
@@ -81,7 +83,8 @@ class StudySearch:
         self._running: dict[Any, _TrialGroup] = {}
         self._waiting: list[list[_TrialSlot]] = []
         """Trials that were asked for, of which each list waits for a process."""
-        self._spare: TrialProcess | None = None
+        self._idle: dict[TrialProcess, str | None] = {}
+        """Processes that wait for trials of a program; None: of any."""
         self._steps: dict[int, int] = {}
         """How far each trial of this call is."""
         self._best = "-"
@@ -166,17 +169,18 @@ class StudySearch:
         """Build what trials will train, with every range's first or last value, before writing anything."""
         if not self.plan.run.get("quiet"):
             console.wait("Building the first trial")
-        self._spare = self._process()
+        process = self._process()
+        self._idle[process] = None
         faults: list[str] = []
         for edge in corners(self.plan.ranges):
             hyper, run = self.plan.settings(edge)
             run.pop("history_checkpoint", None)  # files of trials have other names
-            self._spare.send(self._order("build", [{"hyper": hyper, "run": {"seed": 0, **run}}]))
-            while not self._spare.connection.poll(0.2):
+            process.send(self._order("build", [{"hyper": hyper, "run": {"seed": 0, **run}}]))
+            while not process.connection.poll(0.2):
                 if self.stopped:  # nothing has been written yet
                     raise KeyboardInterrupt
             try:
-                answer = self._spare.receive()
+                answer = process.receive()
             except ProcessLostError as lost:
                 if self.stopped:  # it may have been ended with the study
                     raise KeyboardInterrupt from None
@@ -219,7 +223,7 @@ class StudySearch:
         return TPESampler(seed=None if seed is None else (seed * 1_000_003 + number) % 2**32)
 
     def _begin(self) -> None:
-        """Start a process with the trials that wait, or with new ones: as many as one program takes."""
+        """Give a process the trials that wait, or new ones: as many as one program takes."""
         if not self._waiting:
             groups: dict[str, list[_TrialSlot]] = {}
             for _ in range(min(self._left, self.plan.at_once())):
@@ -227,14 +231,33 @@ class StudySearch:
                 groups.setdefault(self.plan.program(**slot.order), []).append(slot)
             self._waiting = list(groups.values())
         trials = dict(enumerate(self._waiting.pop(0)))
-        process, self._spare = self._spare or self._process(), None
+        program = self.plan.program(**trials[0].order)
+        process = self._ready(program)
         process.send(self._order("train", [slot.order for slot in trials.values()]))
-        self._running[process.connection] = _TrialGroup(process, trials)
+        self._running[process.connection] = _TrialGroup(process, program, trials)
         several = [slot.trial for slot in trials.values()]
         if len(several) > 1:
             self.say(f"Trials {', '.join(str(trial.number) for trial in several)} begin, in one process")
         else:
             self.say(f"Trial {several[0].number} begins{shown(several[0].params)}")
+
+    def _ready(self, program: str) -> TrialProcess:
+        """Return a process for trials of a program.
+
+        Others of another program do not fit: how many threads JAX has there suits that one, and sums of
+        large products depend on it.
+        """
+        for process, suits in self._idle.items():
+            if suits in (None, program):
+                del self._idle[process]
+                return process
+        self._end_idle()
+        return self._process()
+
+    def _end_idle(self) -> None:
+        for process in self._idle:
+            process.close()
+        self._idle.clear()
 
     def _ask(self) -> _TrialSlot:
         """Let Optuna choose the settings of another trial."""
@@ -272,7 +295,7 @@ class StudySearch:
             return None
 
     def _hear(self, group: _TrialGroup) -> None:
-        process, trials = group
+        process, _, trials = group
         try:
             message = process.receive()
         except ProcessLostError as lost:
@@ -282,7 +305,7 @@ class StudySearch:
                 # One of them is to blame, or none: each by itself.
                 again = list(trials.values())
                 trials.clear()
-                self._close_idle()
+                self._end_over()
                 self._waiting += [[slot] for slot in again]
                 self.say(f"{lost} Trying again: {', '.join(f'trial {slot.trial.number}' for slot in again)}.")
                 return
@@ -321,7 +344,7 @@ class StudySearch:
         self.counts["pruned" if pruned else "complete"] += 1
         if best := studies.best(self.study):
             self._best = f"{best.value:.2f} (trial {best.number})"
-        self._drop(slot)
+        self._drop(slot, well=True)
         how = f"pruned at step {message['step']} with" if pruned else "mean return"
         self.say(
             f"Trial {trial.number}: {how} {message['value']:.2f} in {time.monotonic() - slot.begun:.0f} s"
@@ -352,19 +375,23 @@ class StudySearch:
         self.study.tell(slot.trial, state=TrialState.FAIL, skip_if_finished=True)
         self._drop(slot)
 
-    def _drop(self, slot: _TrialSlot) -> None:
+    def _drop(self, slot: _TrialSlot, well: bool = False) -> None:
         self._steps[slot.trial.number] = self.plan.config.trial_steps
         self._waiting = [rest for group in self._waiting if (rest := [x for x in group if x is not slot])]
-        for _, trials in self._running.values():
-            for index in [index for index, each in trials.items() if each is slot]:
-                del trials[index]
-        self._close_idle()
+        for group in self._running.values():
+            for index in [index for index, each in group.trials.items() if each is slot]:
+                del group.trials[index]
+        self._end_over(well)
 
-    def _close_idle(self) -> None:
-        for connection, (process, trials) in tuple(self._running.items()):
+    def _end_over(self, well: bool = False) -> None:
+        """End processes whose trials are over, unless the last one ended well and others are left."""
+        for connection, (process, program, trials) in tuple(self._running.items()):
             if not trials:
                 del self._running[connection]
-                process.close()
+                if well and (self._left or self._waiting) and not self.stopped and process.idle():
+                    self._idle[process] = program
+                else:
+                    process.close()
 
     def _beat(self) -> None:
         """Mark running trials as alive from time to time, and look for dead ones."""
@@ -380,8 +407,7 @@ class StudySearch:
         self._loggers.close()
         for group in self._running.values():
             group.process.close()
-        if self._spare is not None:
-            self._spare.close()
+        self._end_idle()
 
 
 def _mark_alive(trial: optuna.Trial) -> None:

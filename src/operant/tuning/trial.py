@@ -1,14 +1,16 @@
 """Trials of a study, in a process of their own: one, or several whose settings one program can take.
 
-Each process is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX; leaks
-and crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the
-process that tunes keeps the study.
+Each process is a fresh interpreter: it is no fork of the process that tunes and does not share its JAX;
+crashes end with it. It knows no study: settings come in and returns go out as JSON over a pipe; the process
+that tunes keeps the study. After trials that went well it takes others of the same program: importing and
+starting JAX take longer than a short trial.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import math
@@ -24,7 +26,7 @@ from operant.errors import OperantError
 from operant.spec import plain
 from operant.spec.run import RunConfig, located
 from operant.tracking import LoggerGroup
-from operant.training.child_process import TAIL, ChildProcess
+from operant.training.child_process import TAIL, ChildProcess, ProcessLostError
 
 if TYPE_CHECKING:
     from operant.agents.base.agent_spec import AgentSpec
@@ -37,11 +39,24 @@ REPORTS = 20
 like with like."""
 
 
+MOST_ORDERS = 20
+"""How often a process trains, which bounds what leaks."""
+IDLE_SECONDS = 1.0
+"""How long closing the environments of trials that are over may take, for their process to be kept."""
+
+
 class TrialProcess(ChildProcess):
     """A process that runs trials."""
 
     code: ClassVar[str] = "import sys; from operant.tuning.trial import work; work(int(sys.argv[1]))"
     name: ClassVar[str] = "The process of the trial"
+
+    def idle(self) -> bool:
+        """Return whether it waits for other trials, now that its own are over."""
+        try:
+            return self.connection.poll(IDLE_SECONDS) and self.receive()["kind"] == "idle"
+        except ProcessLostError:
+            return False
 
 
 def work(descriptor: int) -> None:
@@ -50,17 +65,31 @@ def work(descriptor: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = parent_pipe(descriptor)
+    trained = 0
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        order = {"do": "build"}
-        while order["do"] == "build":
+        while trained < MOST_ORDERS:
             order = json.loads(connection.recv_bytes())
             try:
-                (_build if order["do"] == "build" else _train)(order, connection)
+                if order["do"] == "build":
+                    _build(order, connection)
+                    continue
+                _train(order, connection)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:
                 _send(connection, _failed(error))
+            else:
+                if not _alone():  # what environments started ends with this process
+                    return
+                _send(connection, {"kind": "idle"})
+            trained += 1
+            gc.collect()  # networks and memories of the trials that are over
+
+
+def _alone() -> bool:
+    """Return whether this process has no children, as far as the system tells."""
+    return not any(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What `operant tune` runs: many short runs, each in a process of its own, chosen by Optuna."""
+"""What `operant tune` runs: many short runs, in processes of their own, chosen by Optuna."""
 
 from __future__ import annotations
 
