@@ -133,7 +133,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for name in COMMANDS:
         for row in results.get(name, []):
-            picture = f"[`{name}`](images/documents-{name}.png)"
+            picture = f"[`{name}`](images/documents-{name}-{row['seed']}.png)"
             played = "-" if row["play"] is None else f"{row['play']:g}"
             lines.append(
                 f"| {picture} | {row['seed']} | {row['steps']:,} | {row['hours']:g} | {row['mean_return']:g} "
@@ -173,9 +173,10 @@ def main() -> None:
         if not rows:
             continue
         results[name] = [rows[seed] for seed in sorted(rows)]
-        histories = [arguments.runs / f"{name}-{seed}" / "run" / "history.parquet" for seed in sorted(rows)]
-        if here := [str(file) for file in histories if file.exists()]:
-            learning_curve({name: here}, IMAGES / f"documents-{name}.png", title=name)
+        for seed in rows:
+            history = arguments.runs / f"{name}-{seed}" / "run" / "history.parquet"
+            if history.exists():
+                learning_curve({name: [str(history)]}, IMAGES / f"documents-{name}-{seed}.png", title=name)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     begin, end = MARKS
     text = PAGE.read_text(encoding="utf-8")
