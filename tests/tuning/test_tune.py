@@ -538,6 +538,22 @@ def test_what_an_environment_leaves_running_ends_with_its_trial():
     assert _alone()
 
 
+def test_a_process_takes_a_number_of_trials(here, monkeypatch):
+    code = (
+        "import sys; from operant.tuning import trial; trial.MOST_ORDERS = 3;"
+        "trial._train = lambda *_: None; trial.work(int(sys.argv[1]))"
+    )
+    monkeypatch.setattr(TrialProcess, "code", code)
+    monkeypatch.setattr("operant.tuning.trial.IDLE_SECONDS", 60.0)
+    process = TrialProcess(silent=True)
+    waits = []
+    for _ in range(3):
+        process.send({"do": "train"})
+        waits.append(process.idle())
+    assert waits == [True, True, False]
+    process.close()
+
+
 @pytest.mark.slow
 def test_a_trial_does_not_notice_those_before_it_in_its_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -68,22 +68,18 @@ def work(descriptor: int) -> None:
     trained = 0
     # The one that tunes may be gone: then there is nobody to train for.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while trained < MOST_ORDERS:
+        # What environments left running ends with this process.
+        while not trained or (trained < MOST_ORDERS and _alone()):
+            if trained:
+                _send(connection, {"kind": "idle"})
             order = json.loads(connection.recv_bytes())
             try:
-                if order["do"] == "build":
-                    _build(order, connection)
-                    continue
-                _train(order, connection)
+                (_build if order["do"] == "build" else _train)(order, connection)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise
             except Exception as error:
                 _send(connection, _failed(error))
-            else:
-                if not _alone():  # what environments started ends with this process
-                    return
-                _send(connection, {"kind": "idle"})
-            trained += 1
+            trained += order["do"] == "train"
             gc.collect()  # networks and memories of the trials that are over
 
 
