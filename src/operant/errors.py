@@ -222,9 +222,10 @@ def raised_at(error: BaseException) -> str:
     found = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in found if not frame.filename.startswith((package, "<frozen"))]
     own = [f for f in frames if not (f.filename.startswith(standard) or "-packages" in f.filename)]
+    others = [f for f in frames if f"jax{os.sep}_src" not in f.filename]  # what called JAX
     if not frames:
         return ""
-    frame = (own or frames)[-1]
+    frame = (own or others or frames)[-1]
     return f" ({frame.filename}, line {frame.lineno}{f': {frame.line}' if frame.line else ''})"
 
 

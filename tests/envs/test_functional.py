@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 
+from operant.cli import main
 from operant.envs.native import native_env
 from operant.envs.native.functional import from_brax, from_functional, from_gymnax
 from operant.envs.native.native_env import NativeEnv
@@ -452,3 +454,23 @@ def test_real_brax_unknown_name_and_mutated_state():
         env.step, state, {"action": jax.ShapeDtypeStruct((8,), jnp.float32)}, jax.random.key(0)
     )
     assert following == state
+
+
+@foreign
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_what_an_environment_of_gymnax_raises_is_named_before_anything_is_compiled(
+    method, tmp_path, monkeypatch, capsys
+):
+    gymnax()
+    from gymnax.environments.misc.bernoulli_bandit import BernoulliBandit
+
+    def raising(*arguments):
+        return jnp.zeros(())[0]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(BernoulliBandit, f"{method}_env", raising)
+    assert main(["train", "ppo", "--env", "gymnax:BernoulliBandit-misc", "--max-steps", "64"]) == 2
+    error = capsys.readouterr().err
+    assert f"{method} of 'gymnax:BernoulliBandit-misc' raised IndexError: Too many indices" in error
+    assert f"{Path(__file__).name}, line {raising.__code__.co_firstlineno + 1}: return jnp" in error
+    assert "Traceback" not in error and not (tmp_path / "runs").exists()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from operant.envs.native import ids
 from operant.envs.native.functional import Adapter
 from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
 from operant.envs.validation_errors import brief, state_label
@@ -111,7 +110,7 @@ def accepted(env: Any, name: str) -> Any:
         SpecError: its spaces or its time limit are not declared as they must be.
         EnvError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
     """
-    if ids.is_native(name) or isinstance(env, AcceptedEnv):
+    if name.startswith("jax:") or isinstance(env, AcceptedEnv):  # operant's own
         return env
     spaces = env.spaces
     if not isinstance(spaces, Spaces):
