@@ -104,7 +104,8 @@ def test_a_cluster_that_loses_a_machine_comes_to_the_same(tmp_path, monkeypatch)
     assert main(["train", *seeds, "--run-dir", "here"]) == 0
     for seed in range(5, 9):
         there, here = (newest(tmp_path / f"{where}/seed-{seed}/checkpoints") for where in ("there", "here"))
-        assert there.header["training"]["rewards"] == here.header["training"]["rewards"]
+        there, here = (saved.header["training"]["score"]["rewards"] for saved in (there, here))
+        assert there == here
     storage = ["--storage", "s.journal"]
     subprocess.run(
         [*command, "s.journal", "tune", *trials, "--study", "there", *storage], check=True, timeout=280
