@@ -101,11 +101,13 @@ def ended(output: str) -> str | None:
 
 
 def found(name: str, seed: int, runs: Path) -> dict[str, Any] | None:
-    """Return how far a command has come; None if it has not begun."""
+    """Return how far a command has come; None if no episode of it has ended."""
     folder = runs / f"{name}-{seed}"
     if not (folder / "run" / "history.parquet").exists():
         return None
     history = read_history(folder / "run" / "history.parquet")
+    if not len(history["step"]):
+        return None
     facts = json.loads((folder / "run" / "run.json").read_text())
     output = (folder / "output.txt").read_text()
     played = folder / "play.txt"
