@@ -762,14 +762,16 @@ def test_a_deterministic_policy_climbs_the_values_of_its_actions(own):
     env = Countdown(kind="float")
     made = compile_agent("modular", env, **DETERMINISTIC, **options, target_update_weight=0.25)
     algorithm = made.learner.algorithm
-    train, world = made.begin(0)
-    block, world = made.collect(train, world)
-    after, metrics = made.absorb(train, block)
+    after, world = made.begin(0)
+    while not after.counters.updates:  # a row with a last observation is no step
+        train = after
+        block, world = made.collect(train, world)
+        after, metrics = made.absorb(train, block)
     actor, critic = algorithm.models["model"], algorithm.models["baseline"]
     start, frozen = algorithm.params(train.state), train.state.variables["state"]
     # As many uniform draws as rows: the update's own, drawn again.
     memory = algorithm.memory.add(train.memory, block)
-    key = jax.random.split(made.learner.update_key(train.key, train.counters.updates), 3)[0]
+    key = jax.random.split(made.learner.update_key(train.key, train.counters.rows // made.learner.rows), 3)[0]
     batch = algorithm.memory.sample(memory, key, 6, 0.9, n_step=1)
     centre, half = jnp.float32(0.5), jnp.float32(1.5)  # of actions from -1 to 2
 
@@ -832,11 +834,13 @@ def test_recurrent_networks_replay_steps_with_those_before_them():
     algorithm = made.learner.algorithm
     assert algorithm.warmup == 3
     train, world = made.begin(0)
-    for _ in range(4):
+    while train.counters.updates < 3:  # a row with a last observation is no step
         block, world = made.collect(train, world)
         before, train, metrics = train, *made.absorb(train, block)
     memory = algorithm.memory.add(before.memory, block)
-    key = jax.random.split(made.learner.update_key(before.key, before.counters.updates), 3)[0]
+    key = jax.random.split(made.learner.update_key(before.key, before.counters.rows // made.learner.rows), 3)[
+        0
+    ]
     drawn = algorithm.memory.sample_sequences(memory, key, 18, 5)
     step, state = jax.jit(algorithm.models["model"].apply), before.state.variables["state"]
 
