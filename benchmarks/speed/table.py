@@ -30,9 +30,9 @@ MIDDLE = """
 NOTES = """
 - Compare numbers of one measurement only: machines differ, and so does the speed of one from day to day.
 - TD3, DDPG and SAC: `speed-amd` is from before their calls became asynchronous, the others from after.
-- `speed` against operant as of dac036ae, in seven rounds in turn on the same machine: TD3 0.96, DDPG 1.05, SAC
-  0.96, PPO with 8 and 64 environments 1.06 and 1.10, DQN 1.08, JAX-native with 4, 64 and 2,048 environments
-  1.08, 1.04 and 0.95. Rounds of the same program differ by 10 to 20 % there.
+- `speed` against operant as of dac036ae, in seven rounds in turn on the same machine: TD3 0.96, DDPG 1.05,
+  SAC 0.96, PPO with 8 and 64 environments 1.06 and 1.10, DQN 1.08, JAX-native with 4, 64 and 2,048
+  environments 1.08, 1.04 and 0.95. Rounds of the same program differ by 10 to 20 % there.
 - `env-...` is the environments alone, with random actions: nothing that trains in them can be faster.
 - `purejax` is plain JAX in the style of PureJaxRL (`benchmarks/speed/purejax_speed.py`).
 - xagents' ACER draws its number of replays once, when its graph is traced; operant each time, 4 on average.
