@@ -173,14 +173,14 @@ def test_programs(example, tmp_path, monkeypatch):
     def short(self, target_reward=None, max_steps=None):
         seen.append(self)
         before = int(self.session.driver.train.counters.updates)
-        outcome = fit(self, target_reward=target_reward, max_steps=512)
+        outcome = fit(self, target_reward=target_reward, max_steps=800)
         assert int(self.session.driver.train.counters.updates) > before
         return outcome
 
     monkeypatch.setattr(Trainer, "fit", short)
     shrink(monkeypatch)
     runpy.run_path(str(example))
-    assert len(seen) == 1 and seen[0].steps > 400
+    assert len(seen) == 1 and seen[0].steps > 700
     seen[0].close()
 
 
