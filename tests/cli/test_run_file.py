@@ -93,7 +93,10 @@ def test_yaml_says_the_same(planned, monkeypatch, capsys):
     assert config.from_dict(of_file[1]) == config.from_dict(of_flags[1]) != config()
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert main(["train", "--config", "run.yaml"]) == 2
-    assert "needs PyYAML. Install it: pip install 'operant[yaml]'" in capsys.readouterr().err
+    assert (
+        "operant: 'run.yaml' needs PyYAML. Install it: pip install 'operant[yaml]'."
+        in capsys.readouterr().err
+    )
 
 
 def test_the_file_is_between_flags_and_presets(planned):
@@ -132,9 +135,10 @@ def test_the_record_of_a_run_is_a_file_of_options(planned):
         ("a.json", '{"agent": "ppo", "max_steps": [1]}', "The default is None. See a.json, line 1."),
         ("a.json", '{"env":\n}', "The run file 'a.json' is not JSON: Expecting value (line 2)."),
         ("a.yaml", "agent: ppo\n\nlr: -3e-1\n", "--lr must be at least 0. Received: --lr -0.3. See a.y"),
-        ("a.yaml", "agent: [ppo\n", "The run file 'a.yaml' is not YAML: while parsing a flow sequence in "),
-        ("a.yml", "- agent: ppo\n", "The run file 'a.yml' must hold options by name, as in 'n_envs: 8'."),
+        ("a.yaml", "agent: [ppo\n", "operant: The run file 'a.yaml' is not YAML: while parsing a flow "),
+        ("a.yml", "- agent: ppo\n", "operant: The run file 'a.yml' must hold options by name, as in"),
         ("a.yml", "!!python/object/apply:os.getcwd []", "could not determine a constructor for the tag"),
+        ("a.yml", "model: &a [4]\nb: *a\n", "operant: The run file 'a.yml' must hold no aliases (*name)."),
         ("a.ini", "", "--config must be a file that ends with .toml, .yaml or .json, or a run's run.json."),
         ("none.toml", None, "The run file 'none.toml' does not exist."),
     ],

@@ -88,6 +88,8 @@ def _read(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         return tomllib.loads(text) if path.lower().endswith(".toml") else _from_yaml(path, text)
+    except SpecError:
+        raise
     except FileNotFoundError:
         raise SpecError(f"The run file {path!r} does not exist.") from None
     except tomllib.TOMLDecodeError as error:
@@ -99,6 +101,9 @@ def _read(path: str) -> dict[str, Any]:
 def _from_yaml(path: str, text: str) -> dict[str, Any]:
     yaml = _yaml(path)
     try:
+        # Lines of aliases to aliases may stand for more values than any memory holds.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise SpecError(f"The run file {path!r} must hold no aliases (*name). Write the value itself.")
         data = yaml.safe_load(text)  # makes plain data only
     except yaml.YAMLError as error:
         raise SpecError(f"The run file {path!r} is not YAML: {' '.join(str(error).split())}.") from None
