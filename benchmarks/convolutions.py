@@ -24,23 +24,28 @@ from typing import Any
 import numpy as np
 
 WAYS = ("plain", "plain+library", "own", "own+library")
-TASKS = ("forward-8", "forward-256", "gradient-32", "gradient-256", "scan-16", "scan-64", "ppo-mlp")
-"""Numbers are of frames. `scan` is two gradient steps in a loop, as in an update."""
+TASKS = (
+    *("forward-8", "forward-256", "rgb-16", "rgb-256", "gradient-32", "gradient-256", "scan-16", "scan-64"),
+    "ppo-mlp",
+)
+"""Numbers are of frames. `rgb` is forward, of one frame of three colours; `scan` is two gradient steps in a
+loop, as in an update."""
 
 
 def nature(frames: int, kind: str) -> Callable[[], Any]:
-    """The Nature CNN on stacks of four 84 x 84 frames: its outputs, the gradient of a loss, or two steps
-    along it."""
+    """The Nature CNN on stacks of four 84 x 84 frames, or on one in colour: its outputs, the gradient of a
+    loss, or two steps along it."""
     import jax
     import jax.numpy as jnp
 
     from operant.nn import Head, build
     from operant.spec.spaces import Leaf
 
-    screen = Leaf("float", (84, 84, 4), None, 0, 255, "uint8", 4)
+    channels = 3 if kind == "rgb" else 4
+    screen = Leaf("float", (84, 84, channels), None, 0, 255, "uint8", 1 if kind == "rgb" else 4)
     model = build("auto", {"state": screen}, {"action": Head((6,)), "value": Head(())})
     variables = model.init(jax.random.key(0))
-    stacks = np.random.default_rng(0).integers(0, 256, (frames, 84, 84, 4), np.uint8)
+    stacks = np.random.default_rng(0).integers(0, 256, (frames, 84, 84, channels), np.uint8)
 
     def outputs(params: Any, x: Any) -> Any:
         return model.apply({**variables, "params": params}, {"state": x})[0]
@@ -54,7 +59,7 @@ def nature(frames: int, kind: str) -> Callable[[], Any]:
 
         return jax.lax.scan(step, params, None, length=2)[0]
 
-    call = jax.jit({"forward": outputs, "gradient": jax.grad(loss), "scan": steps}[kind])
+    call = jax.jit({"forward": outputs, "rgb": outputs, "gradient": jax.grad(loss), "scan": steps}[kind])
     return lambda: jax.block_until_ready(call(variables["params"], stacks))
 
 

@@ -36,7 +36,16 @@ AXES = ("NHWC", "HWIO", "NHWC")
 def convolve(
     x: Float[Array, "B H W C"], kernel: Float[Array, "h w C D"], strides: tuple[int, int]
 ) -> Float[Array, "B Y X D"]:
-    """Convolve without padding."""
+    """Convolve without padding.
+
+    Few channels, or an odd number, become parts of the width: a convolution of one channel, with the same
+    sums. XLA's library takes less than half the time for it where images are of three colours.
+    """
+    high, wide, channels, filters = kernel.shape
+    if channels <= 4 or channels % 2:
+        x = x.reshape(*x.shape[:2], x.shape[2] * channels, 1)
+        kernel = kernel.reshape(high, wide * channels, 1, filters)
+        strides = strides[0], strides[1] * channels
     return _convolution(x, kernel, strides=strides)
 
 
