@@ -683,6 +683,17 @@ def test_default_files_of_the_document():
         assert counts[name, "critic_model", "ann"] == vector + 65
 
 
+@pytest.mark.parametrize("name", ["a2c", "acer", "dqn", "ppo", "trpo"])
+def test_on_images_agents_begin_with_networks_of_the_size_of_the_documents_files(name):
+    def counts(**models):
+        definition = parse_agent(name, **models)
+        algorithm = definition.cls.create(definition.config, spaces(name, "cnn"), 16)
+        return {key: model.count for key, model in algorithm.models.items()}
+
+    files = {slot: path for agent, slot, kind, path in FILES if (agent, kind) == (name, "cnn")}
+    assert counts() == counts(**files)
+
+
 def test_every_file_belongs_to_an_agent():
     table = json.loads((MODEL_FILES / "models.json").read_text())
     used = {

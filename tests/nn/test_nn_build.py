@@ -69,6 +69,23 @@ def test_a_network_may_end_in_a_vector_for_each_place_of_an_output():
         build(layers, fed, {"q": Head((3,)), "value": Head(())})
 
 
+def test_small_convolutions():
+    image = {"screen": Leaf("float", (36, 40, 4), None, 0, 255, "uint8")}
+    model = build({"type": "auto", "small": True}, image, Q)
+    # (36 - 8) / 4 + 1 = 8 and (40 - 8) / 4 + 1 = 9, then (8 - 4) / 2 + 1 = 3 and (9 - 4) // 2 + 1 = 3
+    assert kernels(model) == {
+        "body.conv2d0": (8, 8, 4, 8),
+        "body.conv2d1": (4, 4, 8, 16),
+        "body.dense0": (3 * 3 * 16, 128),
+        "head.q": (128, 2),
+    }
+    assert model.spec == {"type": "auto", "small": True}
+    tiny = {"screen": Leaf("float", (10, 10, 4))}
+    assert kernels(build({"type": "auto", "small": True}, tiny, Q)) == kernels(build("auto", tiny, Q))
+    with pytest.raises(SpecError, match="small must be True or False. Received: small=1"):
+        build({"type": "auto", "small": 1}, VECTOR, Q)
+
+
 def test_final_layers_follow_what_is_joined():
     given = {"type": "auto", "size": 8, "depth": 1, "final_size": 5, "final_depth": 2}
     model = build(given, VECTOR, Q)

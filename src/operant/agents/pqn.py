@@ -26,8 +26,7 @@ minibatches, each pass leaves out a different random remainder.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ from operant.agents.parts.minibatches import Minibatch, divisible, passes
 from operant.agents.parts.q_learning import QLearner
 from operant.agents.parts.sequences import flat
 from operant.memory.replay import Replay
-from operant.nn.network import written
+from operant.nn.network import completed
 from operant.ops import losses, optimise, returns
 from operant.spec.spaces import Spaces, masks_of
 from operant.types import Array, Arrays, Key, Metrics, Rollout, Tree
@@ -80,12 +79,6 @@ def loss(
     return total, {"loss/td": total, "value/mean": losses.weighted_mean(jnp.mean(value, axis=1), weight)}
 
 
-def normalised(model: Any) -> Any:
-    """Return a network, with layer normalisation if it is an 'auto' one that does not say."""
-    spec = written(model)
-    return {"norm": "layer", **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class PQN(QLearner):
     """PQN for int and bool actions, masked ones included."""
@@ -97,7 +90,7 @@ class PQN(QLearner):
     def create(cls, config: Config, spaces: Spaces, actors: int) -> PQN:
         """Build the network; refuse float actions, and blocks that the minibatches do not divide."""
         divisible(config, actors * config.n_steps, f"{actors} environments x n_steps {config.n_steps} rows")
-        algorithm = cls.build(config, spaces, actors, "pqn", network=normalised(config.model))
+        algorithm = cls.build(config, spaces, actors, "pqn", network=completed(config.model, norm="layer"))
         if algorithm.model.recurrent:
             whole = f"environments: {actors}, whose sequences stay whole for a recurrent model"
             divisible(config, actors, whole, "or more environments")

@@ -37,8 +37,10 @@ FORMS = (
 FILES = (".json", ".keras", ".cfg")
 ONE_HOT_LIMIT = 64
 """Choices with more values than this enter an 'auto' network as learned vectors."""
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Filters, window and stride of the three convolutions of Mnih et al. 2015."""
 NATURE_SIDE = 36
-"""Side of the smallest image of which the three convolutions of Mnih et al. 2015 leave something."""
+"""Side of the smallest image of which they leave something."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,9 @@ class AutoNetwork:
     """
 
     size: int | tuple[int, ...] | None = None
-    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images). Several: the widths
-    of as many dense layers; with images, they follow the dense layers of the convolutions, which then have
-    their usual width."""
+    """Width of dense layers; None: 64, or after convolutions 512 (128 for small images, or with `small`).
+    Several: the widths of as many dense layers; with images, they follow the dense layers of the
+    convolutions, which then have their usual width."""
     depth: int | None = None
     """Number of dense layers (None: 2), if there is no image and `size` does not list them."""
     activation: str | None = None
@@ -68,6 +70,9 @@ class AutoNetwork:
     """Width of one more dense layer, or `final_depth` of them, behind the others; None: theirs."""
     final_depth: int = 1
     """Number of such layers, if there are any: if `final_size` is given, or this is not 1."""
+    small: bool = False
+    """Whether images from 36 x 36 on go through fewer convolutions: 8 of 8 x 8 with stride 4, 16 of 4 x 4
+    with stride 2, then a dense layer of 128 (`cnn_small` in OpenAI Baselines)."""
 
     def __post_init__(self) -> None:
         several = isinstance(self.size, list | tuple)
@@ -85,6 +90,8 @@ class AutoNetwork:
             activation(self.activation)
         if not isinstance(self.rnn, int) or self.rnn < 0:
             raise value_error("rnn", "True, False, or the horizon, a whole number of at least 1", self.rnn)
+        if not isinstance(self.small, bool):
+            raise value_error("small", "True or False", self.small)
         if self.norm not in (None, "layer"):
             raise value_error("norm", "None or 'layer'", self.norm)
 
@@ -138,14 +145,15 @@ class AutoNetwork:
         if len(x.shape) == 3:
             x = reshaped(x, (*x.shape[1:], 1))
         large = min(x.shape[1:3]) >= NATURE_SIDE
-        stack = ((32, 8, 4), (64, 4, 2), (64, 3, 1)) if large else ((16, 3, 1),)
+        nature = large and not self.small
+        stack = NATURE if nature else ((8, 8, 4), (16, 4, 2)) if large else ((16, 3, 1),)
         for size, window, stride in stack:
             relu = self.activation or "relu"
             convolution = layers.Conv2d(
                 size=size, window=window, stride=stride, padding="valid", activation=relu
             )
             x = self._activated(graph, x, convolution)
-        return self._dense(graph, graph.vector(x), self._size or (512 if large else 128), "relu")
+        return self._dense(graph, graph.vector(x), self._size or (512 if nature else 128), "relu")
 
     def to_spec(self) -> Any:
         """Return type and arguments."""
@@ -381,6 +389,12 @@ def written(network: Any) -> Any:
     ):
         return {"type": "auto", "size": tuple(whole("size", width) for width in network)}
     return network
+
+
+def completed(network: Any, **defaults: Any) -> Any:
+    """Return the dict of an `'auto'` network, with what it leaves open; other networks as they are."""
+    spec = written(network)
+    return {**defaults, **spec} if isinstance(spec, Mapping) and spec.get("type") == "auto" else spec
 
 
 def parse(network: Any) -> Parsed:
