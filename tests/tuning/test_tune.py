@@ -62,6 +62,17 @@ def planned(env="pretended", agent="ppo", config=None, **settings):
 # Ranges
 
 
+def test_ranges_by_other_names_of_options_are_those_of_the_options():
+    own = config_class("ppo")
+    fixed, ranges = split(
+        [RunConfig, own], {"discount": [0.9, 0.99], "learning_rate": [1e-4], "n_env": [8, 16]}
+    )
+    assert fixed == {"lr": 1e-4}
+    assert ranges == {"gamma": Range("log_uniform", (0.9, 0.99)), "n_envs": Range("categorical", (8, 16))}
+    with pytest.raises(SpecError, match="gamma is given twice, once as discount. Give one of them."):
+        split([RunConfig, own], {"discount": [0.9, 0.99], "gamma": 0.9})
+
+
 def test_one_value_is_fixed_and_several_are_a_range():
     own = config_class("ppo")
     given = {
@@ -437,6 +448,9 @@ def test_populations_are_asked_for_in_native_environments(here):
     plan = planned(env="jax:pretended", config={"n_trials": 40}, n_steps=[8, 16])
     assert plan.at_once() == 10
     assert planned(env="jax:pretended", agent="dqn", config={"n_trials": 40}).at_once() == 1
+    modular = {"env": "jax:pretended", "agent": "modular", "horizon": 1, "gamma": [0.9, 0.99]}
+    assert planned(**modular, config={"n_trials": 40}).at_once() == 10
+    assert planned(**modular, memory="replay", config={"n_trials": 40}).at_once() == 1
     assert planned(config={"n_trials": 40}).at_once() == 1
     config = {"n_trials": 7, "population": 5, "prune": False}
     tuned = tune(planned(env="jax:pretended", config=config, gamma=[0.9, 0.99]))

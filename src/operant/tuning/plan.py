@@ -91,7 +91,9 @@ class StudyPlan(NamedTuple):
         """Return how many trials Optuna is asked for at once."""
         if self.config.population is not None:
             return self.config.population
-        if not self.run["env"].startswith(NATIVE) or "buffer_max_size" in options(config_class(self.agent)):
+        known = options(config_class(self.agent))
+        replays = "buffer_max_size" in known or self.options.get("memory") == "replay"
+        if replays or not self.run["env"].startswith(NATIVE):
             return 1
         return min(MOST_AT_ONCE, max(1, self.config.n_trials // 4))
 

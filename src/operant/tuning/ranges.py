@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from operant.errors import SpecError
-from operant.spec import Config, Search, checked, options
+from operant.spec import Config, Option, Search, aliases, checked, options
 
 Choices = (bool, int, float, str)
 """Types of categorical values that a study can store."""
@@ -24,14 +24,21 @@ def split(
     configs: Iterable[type[Config]], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Range]]:
     """Split options into fixed ones and ranges (several values, a search kind); SpecError: a bad value."""
-    known = {name: (config, meta) for config in configs for name, meta in options(config).items()}
+    known: dict[str, tuple[type[Config], Option]] = {}
+    names: dict[str, str] = {}
+    for cls in configs:
+        known |= {name: (cls, meta) for name, meta in options(cls).items()}
+        names |= aliases(cls)
     fixed: dict[str, Any] = {}
     ranges: dict[str, Range] = {}
-    for name, value in values.items():
+    for word, value in values.items():
+        name = word if word in known else names.get(word, word)
         config, meta = known.get(name, (None, None))
         if config is None or meta is None or meta.search is None or not isinstance(value, list | tuple):
-            fixed[name] = value
+            fixed[word] = value
             continue
+        if name != word and name in values:
+            raise SpecError(f"{name} is given twice, once as {word}. Give one of them.")
         several = tuple(checked(config, name, one) for one in value)
         if len(several) == 1:
             fixed[name] = several[0]
