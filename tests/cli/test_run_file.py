@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,16 @@ def test_a_file_of_options_trains_as_its_flags_do(planned):
         == (agent, by_flags[1], run)
     )
     assert planned("a2c", "--config", "run.toml")[0] == "a2c"
+
+
+@pytest.mark.parametrize(("storage", "written"), [("postgresql://me:secret@h/x", False), ("s.db", True)])
+def test_a_password_is_not_written(storage, written, planned, monkeypatch):
+    best = SimpleNamespace(agent="ppo", number=0, value=1.0, options={"lr": 0.5}, run={"env": "CartPole-v1"})
+    monkeypatch.setattr("operant.tuning.tune.from_study", lambda name, storage: best)
+    flags = ("--from-study", "x", "--storage", storage, "--max-steps", "9")
+    assert planned(*flags, "--save-config", "run.json")[1]["lr"] == 0.5
+    saved = json.loads(Path("run.json").read_text())
+    assert saved["from_study"] == "x" and ("storage" in saved) is written and "secret" not in str(saved)
 
 
 YAML = """\

@@ -73,8 +73,9 @@ def run(arguments: list[str]) -> int:
             "--cluster distributes seeds. Give --n-seeds, too. For environments on a cluster use operant run "
             "--remote ray."
         )
-    if (storage := values.get("storage")) is not None:  # run.json is no place for its password
+    if (storage := values.get("storage")) is not None:  # files are no place for its password
         arguments = [word.replace(storage, shown(storage)) for word in arguments]
+        given = {k: v for k, v in given.items() if k != "storage" or shown(storage) == storage}
     command = quoted("operant", "train", *arguments)
     if n_seeds > 1 and values.get("resume"):
         raise SpecError(
