@@ -313,6 +313,13 @@ def drawn(name: str, results: dict[str, Any]) -> dict[str, list[History]]:
     return shown
 
 
+def draw(name: str, results: dict[str, Any]) -> dict[str, list[History]]:
+    """Draw a preset's picture, and return what it shows."""
+    seeds, picture = drawn(name, results), IMAGES / f"{name.replace(':', '-')}.png"
+    learning_curve(seeds, picture, title=name, plot=column(chain(*seeds.values())))
+    return seeds
+
+
 def column(seeds: Iterable[History]) -> str:
     """Return the column to draw: in short trainings the mean of the last 100 episodes lags too far behind."""
     episodes = min(len(history["episode_reward"]) for history in seeds)
@@ -445,10 +452,7 @@ def main() -> None:
     keep_curves(rows, runs)
     results = write([], rows, command) if arguments.so_far else write(rows, [], command)
     IMAGES.mkdir(parents=True, exist_ok=True)
-    pictured = {name: drawn(name, results) for name in arguments.presets}
-    for name, seeds in pictured.items():
-        picture = IMAGES / f"{name.replace(':', '-')}.png"
-        learning_curve(seeds, picture, title=name, plot=column(chain(*seeds.values())))
+    pictured = {name: draw(name, results) for name in arguments.presets}
     if arguments.plot:
         together = {label: seeds for shown in pictured.values() for label, seeds in shown.items()}
         learning_curve(together, IMAGES / arguments.plot, title="")

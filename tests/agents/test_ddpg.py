@@ -294,8 +294,9 @@ def test_an_action_with_one_value_only_is_harmless():
     np.testing.assert_allclose(action, [[1.0, 0.5]])
 
 
-def test_auto_is_two_layers_of_256_rectifiers():
-    definition = parse_agent("ddpg")
+@pytest.mark.parametrize("network", ["auto", {"type": "auto", "depth": 2}])
+def test_auto_is_two_layers_of_256_rectifiers(network):
+    definition = parse_agent("ddpg", actor_model=network)
     made = definition.cls.create(definition.config, Countdown(kind="float").spaces, 1)
     actor = Learner(made).algorithm.actor
     shapes = {k: v.shape for k, v in actor.init(jax.random.key(0))["params"].items() if "kernel" in k}

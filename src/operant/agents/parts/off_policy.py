@@ -36,13 +36,13 @@ from operant.agents.parts.minibatches import gradient_steps, key_of_step
 from operant.agents.table import serving
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, build
-from operant.nn.network import written
+from operant.nn.network import completed
 from operant.ops import optimise, prng
 from operant.spec.spaces import Spaces, require
 from operant.types import Action, Array, Arrays, Key, Metrics, Rollout, Tree
 
-NETWORK = {"type": "auto", "size": ContinuousConfig.auto_width, "activation": "relu"}
-"""The 'auto' network here, and what a list of widths leaves open: Fujimoto et al. 2018 (the authors'
+NETWORK: dict[str, Any] = {"size": ContinuousConfig.auto_width, "activation": "relu"}
+"""What an 'auto' network or a list of widths leaves open here: Fujimoto et al. 2018 (the authors'
 code), Haarnoja et al. 2018, table 1."""
 
 NO_STEP: dict[str, Any] = {
@@ -127,10 +127,14 @@ class ContinuousActorCritic(ReplayCounter, abc.ABC):
         states = spaces.states.components
         normalize = config.normalize_observations
         actor = build(
-            _network(config.actor_model), states, cls.heads(spaces), normalize=normalize, name="actor"
+            completed(config.actor_model, **NETWORK),
+            states,
+            cls.heads(spaces),
+            normalize=normalize,
+            name="actor",
         )
         inputs = critic_inputs(states, spaces.actions.components)
-        value, network = {"value": Head(())}, _network(config.critic_model)
+        value, network = {"value": Head(())}, completed(config.critic_model, **NETWORK)
         # The critics normalise the states that the actor normalises, and no actions, which are in units
         # already. A Keras model brings weights: a second critic draws its own, or it would stay a copy of the
         # first.
@@ -452,8 +456,3 @@ def step_metrics(critics: CriticStep, actor: Metrics) -> Metrics:
         "update/grad_norm": jnp.hypot(critics.grad_norm, actor["update/grad_norm"]),
         "update/skipped": jnp.where(critics.taken, actor["update/skipped"], critics.skipped),
     }
-
-
-def _network(network: Any) -> Any:
-    spec = written(network)
-    return network if spec is network else {**NETWORK, **spec}
