@@ -175,6 +175,8 @@ def test_options_that_exclude_one_another_or_cannot_be_written(tmp_path, monkeyp
     ):
         assert main(["train", "--config", "a.toml", *arguments]) == 2
         assert message in capsys.readouterr().err
+    assert main(["train", "--resume", "x", "--save-config", "x.toml"]) == 2
+    assert "--save-config keeps how a run begins, --resume continues one." in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
 

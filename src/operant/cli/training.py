@@ -65,6 +65,11 @@ def run(arguments: list[str]) -> int:
         values = {**file.values(configs), **values}
     values.pop("config", None)
     saved = values.pop("save_config", None)
+    if saved is not None and values.get("resume"):
+        raise SpecError(
+            "--save-config keeps how a run begins, --resume continues one. Leave --save-config out: --config "
+            "reads the run.json of a run, too."
+        )
     given = dict(values)
     n_seeds = values.pop("n_seeds", 1)
     cluster = ClusterConfig.from_dict({n: values.pop(n) for n in options(ClusterConfig) if n in values})

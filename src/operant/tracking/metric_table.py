@@ -72,9 +72,9 @@ METRICS: dict[str, Metric] = {
     "memory/importance_weight": Metric("Mean importance weight of replayed experience."),
     "update/lr": Metric("Learning rate. An optax transformation keeps its own to itself."),
     "update/kl": Metric(
-        "Divergence of the policy from the one that collected the data, or that began the update where "
-        "densities are not stored: on average over the gradient steps, before each; where `max_kl` bounds "
-        "the step, after it.",
+        "KL divergence between the policy that collected the data (where no densities are stored: that "
+        "began the update) and the current one. Mean over the gradient steps, measured before each. With "
+        "`max_kl`: measured after the step.",
         "nats",
     ),
     "update/clip_fraction": Metric("Share of samples whose probability ratio left the trusted interval."),
