@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from operant.envs import check_env
+from operant.envs import Environment, check_env
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium.atari import preprocessed
 from operant.envs.gymnasium.games import Games, whole_games
@@ -532,6 +532,7 @@ GIVEN = {
     "one object": lives,
     "a function": lambda: lives,
     "functions": lambda: [lives, lives],
+    "as Environment": lambda: [Environment.create(lives()) for _ in range(2)],
     "within a wrapper": lambda: [gymnasium.wrappers.RecordEpisodeStatistics(lives()) for _ in range(2)],
 }
 

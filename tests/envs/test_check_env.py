@@ -1,5 +1,7 @@
 """`check_env`: passes what is right, and names each planted fault with its remedy."""
 
+import sys
+
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
@@ -285,6 +287,17 @@ def test_objects_stay_open_and_others_are_closed():
     assert closed == []
     check_env(kind, steps=5)
     assert len(closed) == 1
+
+
+def test_an_end_of_the_program_is_a_fault():
+    with pytest.raises(EnvError, match=r"step\(.*\) raised SystemExit: 3"):
+        check_env(changed(Good, step=lambda self, action: sys.exit(3)))
+
+
+def test_a_time_limit_is_taken():
+    endless = changed(Good, step=lambda self, action: (self.observe(), 1.0, False, False, {}))
+    assert any("Give max_episode_timesteps" in finding for finding in check_env(endless))
+    assert not any("Give max_episode_timesteps" in f for f in check_env(endless, max_episode_timesteps=20))
 
 
 def test_what_cannot_be_tried():

@@ -193,7 +193,27 @@ def test_attributes_are_those_within():
         _ = env.no_such
     pole = Environment.create("CartPole-v1")
     pole.reset()
-    assert pole.unwrapped.gravity == 9.8
+    assert pole.unwrapped.gravity == pole.gravity == 9.8
+    pole.force_mag = 0.0  # within Gymnasium's wrappers
+    assert pole.unwrapped.force_mag == 0.0
+
+
+def test_what_is_set_holds_from_the_first_reset_on():
+    env = Environment.create(Starting())
+    assert env.spaces.masks == ()  # for which an episode began
+    env.start = 2.0
+    assert env.reset() == 2.0
+
+
+class Starting(Corridor):
+    """Has a place to start, and an attribute of a name that operant uses."""
+
+    start, spaces = 0.0, 12
+
+    def reset(self, seed=None):
+        super().reset(seed)
+        self.place = self.start
+        return np.array([self.place], np.float32)
 
 
 def test_attributes_of_an_environment_elsewhere_are_not_lost_in_silence():

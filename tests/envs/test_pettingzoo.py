@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from operant import Agent, Environment, Runner
+from operant.envs import check_env
 from operant.envs.gymnasium.pettingzoo import is_parallel
 from operant.errors import EnvError, SpaceError, SpecError, UsageError
 from operant.execution import traces
@@ -219,6 +220,8 @@ def test_what_cannot_be_is_told():
 
 def test_ids():
     assert Environment.create(environment="pettingzoo:classic/rps-v2").num_actors() == 2
+    with pytest.raises(UsageError, match="check_env tries environments of one actor"):
+        check_env("pettingzoo:classic/rps-v2")
     with pytest.raises(
         SpecError, match="Unknown environment 'pettingzoo:classic/rps-v3'. Did you mean 'classic/rps-v2'"
     ):

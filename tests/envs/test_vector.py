@@ -34,6 +34,7 @@ from operant.envs.vector import sync_vector
 from operant.envs.vector.async_vector import processors
 from operant.envs.vector.base import VectorStep, seed_of
 from operant.envs.vector.create import create
+from operant.envs.workers import process
 from operant.errors import EnvError, SpecError, UsageError, raised_at
 from operant.training.drivers.host_driver import HostDriver
 from operant.training.evaluate import run_episodes
@@ -92,6 +93,11 @@ class Idle(Count):
 
     def step(self, action):
         return super().step(0)
+
+
+class Unclosing(Count):
+    def close(self):
+        time.sleep(20)
 
 
 class Quitting(Idle):
@@ -549,6 +555,9 @@ def test_one_object_is_not_several_environments(module):
             create(several)
         with pytest.raises(UsageError, match=message):
             connect(environments=several)
+    for same in (env, module.Loaded()):
+        with pytest.raises(UsageError, match=r"makes the same object each time\. Let it make a new"):
+            create(lambda same=same: same, 2, mode="in-process")
     make = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
     for several in (["CartPole-v1"] * 2, [make] * 2, [{"environment": "CartPole-v1"}] * 2, [make(), make()]):
         create(several, mode="in-process").close()
@@ -1149,6 +1158,15 @@ def test_close_leaves_no_process(module):
     forgotten = create(module.Count, 1, "processes")
     found = pids(forgotten)
     del forgotten
+    assert all(map(is_gone, found))
+
+
+def test_a_worker_that_does_not_close_is_ended_and_told(module, monkeypatch):
+    monkeypatch.setattr(process, "CLOSE_SECONDS", 0.3)
+    env = create(module.Unclosing, 1, "processes")
+    found = pids(env)
+    with pytest.warns(RuntimeWarning, match="close of worker 0 hangs; it counts as closed"):
+        env.close()
     assert all(map(is_gone, found))
 
 

@@ -19,7 +19,16 @@ from operant.cli import main
 from operant.envs.vector.create import create
 from operant.errors import EnvError, SpecError
 from operant.execution.play import PlayConfig, play
-from operant.execution.render import Pictures, RenderWrapper, Video, Window, frame_rate, inner, unseen
+from operant.execution.render import (
+    Pictures,
+    RenderVectorEnv,
+    RenderWrapper,
+    Video,
+    Window,
+    frame_rate,
+    inner,
+    unseen,
+)
 from operant.execution.trainers.inputs import create_envs
 from operant.tracking import read_history
 from operant.training.evaluate import Evaluator
@@ -364,6 +373,11 @@ def test_what_cannot_be_drawn_is_told(draw, error, message, output, tmp_path, mo
         operant.Random(Draws).play(env=env, **{output: str(tmp_path)})
     with pytest.raises(error, match=message):  # as a Runner films
         RenderWrapper(env, Pictures(tmp_path, 1)).reset()
+
+
+def test_a_time_limit_holds_for_pictures_too():
+    env = RenderVectorEnv(create([Draws("rgb_array")], max_episode_timesteps=20_000), [])
+    assert env.max_episode_timesteps == 20_000  # else an episode would be cut
 
 
 def test_pictures_of_a_video_have_one_size(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from operant.envs.catalog import resolve
 from operant.envs.env_spec import EnvSpec
 from operant.envs.environment import Environment
 from operant.envs.gymnasium import adapter as adapter
-from operant.envs.validated_env import ValidatedEnv
+from operant.envs.validated_env import ValidatedEnv, smaller_limit
 from operant.envs.validation_errors import (
     FLAGS,
     WEIGH,
@@ -22,11 +22,12 @@ from operant.envs.validation_errors import (
     brief,
     flag_error,
     mask_error,
+    raise_of_handler,
     reward_error,
     terminal_error,
 )
 from operant.envs.vector.base import Flat
-from operant.envs.vector.batched import NativeEnvironment, from_native
+from operant.envs.vector.batched import NativeEnvironment
 from operant.errors import EnvError, OperantError, SpaceError, UsageError, told, whole
 from operant.spec.random_streams import Purpose, sequence
 from operant.spec.spaces import Spaces, mask_name
@@ -62,7 +63,13 @@ def random_actions(
     return actions
 
 
-def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) -> list[str]:
+def check_env(
+    environment: Any,
+    steps: int = 200,
+    seed: int = 0,
+    max_episode_timesteps: int | None = None,
+    **kwargs: Any,
+) -> list[str]:
     """Test an environment with random actions, and report everything that is wrong with it.
 
     It checks: spaces; structure, shapes, dtypes, ranges and finiteness of what `reset` and `step` or
@@ -74,6 +81,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
         environment: what `Environment.create` takes. An object is not closed.
         steps: how many to take; several episodes are better than one.
         seed: of the environment and of the actions.
+        max_episode_timesteps: the time limit that it is to be given; None: its own.
         kwargs: arguments of the environment.
 
     Returns:
@@ -84,7 +92,7 @@ def check_env(environment: Any, steps: int = 200, seed: int = 0, **kwargs: Any) 
         SpecError: the specification is not understood.
     """
     steps = whole("steps", steps)
-    source = resolve(environment, arguments=kwargs)
+    source = resolve(environment, max_episode_timesteps=max_episode_timesteps, arguments=kwargs)
     if source.is_vector:
         raise UsageError(f"{source.name!r} is a vector. Pass one environment.")
     report = _Report()
@@ -144,9 +152,9 @@ class _CheckedRow(NamedTuple):
 class _GymnasiumTrial:
     seedable = True
 
-    def __init__(self, env: Any, limit: int | None, report: _Report) -> None:
+    def __init__(self, env: Any, report: _Report) -> None:
         self._env, self._report = env, report
-        self.limit = limit
+        self.limit = adapter.own_limit(env)
         self._declared = {name: copy.deepcopy(getattr(env, name, None)) for name in _SPACES}
         try:
             self.spaces, self._codec = adapter.spaces_of(env)
@@ -265,16 +273,13 @@ _Trial: TypeAlias = _GymnasiumTrial | _EnvironmentTrial
 
 def _trial(source: EnvSpec, report: _Report) -> _Trial:
     environment = source.make()
+    trial: _Trial
     if adapter.is_single(environment):
-        limit = source.own_limit()
-        return _GymnasiumTrial(
-            environment,
-            (environment.spec.max_episode_steps if environment.spec else None) if limit is None else limit,
-            report,
-        )
-    if isinstance(environment, Environment):
-        return _EnvironmentTrial(environment, report)
-    return _EnvironmentTrial(NativeEnvironment(from_native(environment, 1, source.name)), report)
+        trial = _GymnasiumTrial(environment, report)
+    else:
+        trial = _EnvironmentTrial(source.as_environment(environment), report)
+    trial.limit = smaller_limit(source.max_episode_timesteps, trial.limit, source.name)
+    return trial
 
 
 def _examine(source: EnvSpec, trial: _Trial, steps: int, seed: int, report: _Report) -> None:
@@ -389,7 +394,8 @@ def _other_dtypes(space: Any, value: Any) -> str | None:
 def _try(report: _Report, call: str, work: Callable[[], Any]) -> Any:
     try:
         return work()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        raise_of_handler(error)
         report.stop(f"{call} {told(error)}.")
 
 

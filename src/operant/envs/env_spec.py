@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,12 +87,6 @@ class EnvSpec:
             )
         return preprocessing.PreprocessingWrapper(environment, self.images)
 
-    def own_limit(self) -> int | None:
-        """Return the time limit that Gymnasium's registry gives for it, in steps, or None."""
-        if not isinstance(self.target, GymnasiumSpec) or self.target.max_episode_steps is None:
-            return None
-        return math.ceil(self.target.max_episode_steps / (self.images.frame_skip if self.images else 1))
-
     @property
     def preprocessed(self) -> bool:
         """Whether it is preprocessed as games are."""
@@ -126,14 +119,15 @@ class EnvSpec:
             self._unchanged(environment)
             return environment
         return ValidatedEnv(
-            self._environment(environment), self.max_episode_timesteps, self.reward_shaping, self.name
+            self.as_environment(environment), self.max_episode_timesteps, self.reward_shaping, self.name
         )
 
-    def _environment(self, environment: Any) -> Environment:
+    def as_environment(self, environment: Any) -> Environment:
+        """Return what `make` made as `Environment`, unchecked."""
         if isinstance(environment, Environment):
             return environment
         if adapter.is_single(environment):
-            return adapter.GymnasiumEnv(environment, self.own_limit() if not self.is_object else None)
+            return adapter.GymnasiumEnv(environment)
         if pettingzoo.is_parallel(environment):
             return pettingzoo.PettingZooEnv(environment)
         if isinstance(environment, gymnasium.vector.VectorEnv):

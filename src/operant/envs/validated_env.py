@@ -8,16 +8,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from operant.envs.environment import Environment, Shaping, rows, take
+from operant.envs.environment import Environment, Shaping, SpacesEnv, rows, take
 from operant.envs.validation_errors import brief, close, reward_error, terminal_error
 from operant.errors import EnvError, SpaceError, SpecError, UsageError, value_error, whole
 from operant.spec.spaces import Spaces, mask_name
+from operant.spec.spaces.masks import pop
 from operant.spec.spaces.space import Flat
 
 _ORDER = "execute returns (states, terminal, reward), in this order."
 
 
-class ValidatedEnv(Environment):
+class ValidatedEnv(SpacesEnv):
     """What `Environment.create` returns: an environment whose answers, and the order of calls, are checked.
 
     It ends an episode with terminal 2 at the time limit, and shapes rewards. Attributes that it does not have
@@ -35,7 +36,7 @@ class ValidatedEnv(Environment):
         self._environment = environment
         self._limit = smaller_limit(max_episode_timesteps, environment.max_episode_timesteps(), self._name)
         self._shaping = _checked_shaping(reward_shaping)
-        self._spaces: Spaces | None = getattr(environment, "spaces", None)
+        self._spaces = environment.spaces if isinstance(environment, SpacesEnv) else None
         self._seedable = "seed" in inspect.signature(environment.reset).parameters
         self._peeked: Any = None
         self._states: Any = None
@@ -52,13 +53,14 @@ class ValidatedEnv(Environment):
         if name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
+            self._peeked = None  # an episode that began with another value
             setattr(self._environment, name, value)
 
     def __repr__(self) -> str:
         return f"Environment({self._name!r})"
 
     @property
-    def spaces(self) -> Spaces:
+    def spaces(self) -> Spaces:  # type: ignore[override]
         """States, actions and masks; reading them may begin the first episode, to see its masks."""
         if self._spaces is None:
             try:
@@ -81,14 +83,6 @@ class ValidatedEnv(Environment):
     def environment(self) -> Environment:
         """The environment inside."""
         return self._environment
-
-    def states(self) -> Any:
-        """Return the specification of the states, masks included."""
-        return self.spaces.declaration()
-
-    def actions(self) -> Any:
-        """Return the specification of the actions."""
-        return self.spaces.actions.to_spec()
 
     def max_episode_timesteps(self) -> int | None:
         """Return the steps after which an episode is cut, or None without a limit."""
@@ -263,7 +257,8 @@ class ValidatedEnv(Environment):
         if not names or spaces.masks or environment.is_vectorizable() or environment.num_actors() > 1:
             return spaces
         self._peeked = (environment.reset(),)
-        masks = [name for name in names if _has(self._peeked[0], mask_name(name))]
+        first = self._peeked[0] if isinstance(self._peeked[0], Mapping) else {}
+        masks = [name for name in names if pop(first, mask_name(name))[1] is not None]
         return Spaces.read(states, actions, masks)
 
     def _check_states(self, states: Any, call: str, spaces: Spaces, over: bool | np.ndarray = False) -> None:
@@ -296,17 +291,10 @@ class ValidatedEnv(Environment):
         return float(reward)
 
 
-def _has(states: Any, name: str) -> bool:
-    for key in name.split("/"):
-        if not isinstance(states, Mapping) or key not in states:
-            return False
-        states = states[key]
-    return True
-
-
 def smaller_limit(requested: int | None, limit: int | None, name: str) -> int | None:
     """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
     requested = whole("max_episode_timesteps", requested, optional=True)
+    limit = whole(f"max_episode_timesteps of {name!r}", limit, optional=True)
     if requested is None:
         return limit
     if limit is not None and requested > limit:

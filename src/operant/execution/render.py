@@ -200,6 +200,7 @@ class RenderVectorEnv(VectorEnv):
 
     def __init__(self, env: VectorEnv, outputs: Sequence[Output]) -> None:
         self.num_envs, self.spaces, self.name, self.mode = 1, env.spaces, env.name, env.mode
+        self.max_episode_timesteps = env.max_episode_timesteps
         self._env = env
         self._outputs = outputs
         self._picture = _renderer(env)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from operant.envs.env_spec import is_native
 from operant.envs.gymnasium.games import Games
-from operant.envs.validated_env import smaller_limit
 from operant.envs.vector.base import VectorEnv
 from operant.errors import SpecError
 from operant.spec import default, plain
@@ -123,14 +122,9 @@ def _build(run: RunConfig, envs: Any, count: int | None) -> Environments:
             raise SpecError(f"{name}: for environments of Gymnasium, not JAX-native ones as {run.env!r} is.")
         if run.info_keywords:
             raise info_refusal(run.info_keywords, run.env)
-        from operant.envs.native.native_env import TimeLimit
         from operant.envs.native.validate import accepted
 
-        native = accepted(native, run.env)
-        if run.max_episode_timesteps is not None:
-            limit = smaller_limit(run.max_episode_timesteps, native.max_episode_timesteps, run.env)
-            native = TimeLimit(native, limit)
-        return Environments(native, None)
+        return Environments(accepted(native, run.env, run.max_episode_timesteps), None)
     if envs is not None and run_images and (run.preprocess or not _are_made(envs)):
         raise SpecError(
             f"{next(iter(run_images))} is for an id. Preprocess objects where they are made: "

@@ -297,25 +297,27 @@ class GymnasiumSubEnv:
 
 
 class GymnasiumEnv(SpacesEnv):
-    """An environment of Gymnasium as `Environment`; attributes that this class lacks are read from it.
+    """An environment of Gymnasium as `Environment`; attributes that this class lacks are those inside."""
 
-    `max_episode_timesteps` is its time limit, if its spec does not tell it.
-    """
-
-    def __init__(self, env: gymnasium.Env, max_episode_timesteps: int | None = None) -> None:
+    def __init__(self, env: gymnasium.Env) -> None:
         self.gymnasium = env
         self._flat = GymnasiumSubEnv(env)
         self.spaces, self.codec = self._flat.spaces, self._flat.codec
-        self._limit = own_limit(env) if max_episode_timesteps is None else max_episode_timesteps
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "gymnasium":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
-        return getattr(self.gymnasium, name)
+        return self.gymnasium.get_wrapper_attr(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in ("gymnasium", "spaces", "codec"):
+            super().__setattr__(name, value)
+        else:
+            self.gymnasium.set_wrapper_attr(name, value)
 
     def max_episode_timesteps(self) -> int | None:
         """Return the time limit of Gymnasium's registry, or None."""
-        return self._limit
+        return own_limit(self.gymnasium)
 
     def reset(self, seed: int | None = None) -> Any:
         """Begin an episode."""
@@ -389,12 +391,6 @@ def spaces_of(env: gymnasium.Env) -> tuple[Spaces, Codec]:
                 f"{type(env.unwrapped).__name__!r} defines no {name}: set it in __init__ "
                 "(and call super().__init__() if a parent sets it)."
             )
-    inner: Any = env
-    rewards: Any = getattr(getattr(env.unwrapped, "reward_space", None), "shape", None)
-    while isinstance(inner, gymnasium.Wrapper) and type(inner).__module__.startswith("gymnasium."):
-        inner = inner.env
-    if rewards and rewards != (1,) and inner is env.unwrapped:  # else a wrapper may make one number of them
-        raise SpaceError(f"{type(env.unwrapped).__name__!r} rewards with {rewards[0]} numbers. {WEIGH}")
     return from_gymnasium(env.observation_space, env.action_space, frames=stacked_frames(env))
 
 

@@ -251,6 +251,7 @@ class PreprocessingWrapper(gymnasium.Wrapper):
 
 def within(env: Any) -> PreprocessingWrapper | None:
     """Return the `PreprocessingWrapper` among an environment's wrappers, or None."""
+    env = getattr(env, "gymnasium", env)  # of an `Environment` that shows it
     while not isinstance(env, PreprocessingWrapper):
         if not isinstance(env, gymnasium.Wrapper):
             return None

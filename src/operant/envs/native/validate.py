@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from operant.envs.native.functional import Adapter
 from operant.envs.native.native_env import NativeEnv, TimeLimit, TimeStep
+from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import brief, state_label
 from operant.errors import EnvError, OperantError, SpecError, raised_at, whole
 from operant.spec.spaces import Leaf, Spaces
@@ -103,13 +104,19 @@ class _CallForm(NamedTuple):
     """Whether a component of its observation has another type than declared, and must be cast to it."""
 
 
-def accepted(env: Any, name: str) -> Any:
-    """Return an environment that drivers can compile: itself, or a wrapper that makes arrays of its numbers.
+def accepted(env: Any, name: str, limit: int | None = None) -> Any:
+    """Return an environment as drivers can compile it, under its own time limit or a smaller one.
 
     Raises:
-        SpecError: its spaces or its time limit are not declared as they must be.
+        SpecError: its spaces or its time limit are not declared as they must be, or `limit` is larger.
         EnvError: `reset` or `step` fails, or does not return what the protocol or its spaces say.
     """
+    env = _compilable(env, name)
+    return env if limit is None else TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
+
+
+def _compilable(env: Any, name: str) -> Any:
+    """Return it, or a wrapper that makes arrays of its numbers."""
     if name.startswith("jax:") or isinstance(env, AcceptedEnv):  # operant's own
         return env
     spaces = env.spaces

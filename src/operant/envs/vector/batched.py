@@ -11,7 +11,6 @@ from numpy import vdot
 
 from operant.envs.environment import SpacesEnv
 from operant.envs.gymnasium.adapter import MISFIT
-from operant.envs.validated_env import smaller_limit
 from operant.envs.validation_errors import (
     ObservationValidator,
     brief,
@@ -152,14 +151,10 @@ class GymnasiumVector(VectorEnv):
 
 def from_native(env: Any, num_envs: int, name: str, limit: int | None = None) -> NativeVector:
     """Run a JAX-native environment as a vector on the host, under its own time limit or a smaller one."""
-    from operant.envs.native.native_env import TimeLimit
     from operant.envs.native.native_vector import NativeVector
     from operant.envs.native.validate import accepted
 
-    env = accepted(env, name)
-    if limit is not None:
-        env = TimeLimit(env, smaller_limit(limit, env.max_episode_timesteps, name))
-    return NativeVector(env, num_envs, name)
+    return NativeVector(accepted(env, name, limit), num_envs, name)
 
 
 class NativeEnvironment(SpacesEnv):

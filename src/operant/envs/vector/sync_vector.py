@@ -90,12 +90,18 @@ def make_sub_env(source: EnvSpec) -> SubEnv:
         if adapter.is_single(environment):
             if not source.is_object:
                 _warn_of_statistics(environment, source.name)
-            limit = source.own_limit()
-            limit = adapter.own_limit(environment) if limit is None else limit
-            limit = smaller_limit(source.max_episode_timesteps, limit, source.name)
+            own = adapter.own_limit(environment)
+            limit = smaller_limit(source.max_episode_timesteps, own, source.name)
             return adapter.GymnasiumSubEnv(environment, limit)
         return EnvironmentSubEnv(source.create(environment))
     return EnvironmentSubEnv(source.create())
+
+
+def _inside(env: SubEnv) -> Any:
+    """Return the object that the user made, without wrappers."""
+    inner = env.env.environment if isinstance(env, EnvironmentSubEnv) else env.env
+    inner = inner.gymnasium if isinstance(inner, adapter.GymnasiumEnv) else inner
+    return inner.unwrapped if isinstance(inner, gymnasium.Env) else inner
 
 
 def _warn_of_statistics(env: gymnasium.Env, name: str) -> None:
@@ -133,6 +139,8 @@ class SyncVectorEnv(VectorEnv):
         self.spaces = self.envs[0].spaces
         self.name = name
         names = [f"Environment {i}" for i in range(self.num_envs)]
+        if len({id(_inside(env)) for env in self.envs}) < self.num_envs:
+            raise UsageError(f"{name!r} makes the same object each time. Let it make a new environment.")
         refuse_different([env.spaces for env in self.envs], names)
         limits = [env.limit for env in self.envs]
         finite_limits = [limit for limit in limits if limit is not None]

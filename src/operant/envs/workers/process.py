@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from operant.envs.env_spec import HERE
+from operant.envs.validation_errors import CLOSE_SECONDS
 from operant.envs.workers.restarts import LostError
 from operant.envs.workers.shared_arrays import CLOSE, FAULT, OK
 from operant.errors import (
@@ -36,8 +38,6 @@ from operant.errors import (
 
 START_SECONDS = 120.0
 """The least time that a worker is given to start and to make its environments."""
-_CLOSE_SECONDS = 5.0
-"""How long workers may take to close their environments before they are killed."""
 _MESSAGE_SECONDS = 5
 """How long the rest of a message may take once its beginning has arrived."""
 _MOST_MILLISECONDS = 2**31 - 1
@@ -190,11 +190,14 @@ def end(workers: Sequence[Worker], descriptor: int) -> None:
     for worker in workers:
         if worker.process is not None:
             worker.send(CLOSE)
-    deadline = time.monotonic() + _CLOSE_SECONDS
+    deadline = time.monotonic() + CLOSE_SECONDS
     for worker in workers:
         if worker.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                text = f"close of worker {worker.index} hangs; it counts as closed."
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
         worker.kill()
     os.close(descriptor)
 

@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.agents.base.learner import Learner
 from operant.envs.catalog import resolve
-from operant.envs.native.native_env import TimeLimit
 from operant.envs.native.validate import accepted
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
@@ -104,9 +103,7 @@ class FastPath:
 
     def _on_device(self, agent: Agent, state: DetachedState) -> DeviceDriver:
         if self._device is None or self._device.learner is not agent.learner:
-            env = accepted(self._spec.make(), self._spec.name)
-            limit = self._spec.max_episode_timesteps
-            env = env if limit is None else TimeLimit(env, limit)
+            env = accepted(self._spec.make(), self._spec.name, self._spec.max_episode_timesteps)
             self._device = DeviceDriver(
                 agent.learner, env, self._n, state.train.key, train=state.train, name=self._spec.name
             )
