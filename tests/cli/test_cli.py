@@ -548,6 +548,12 @@ def test_presets_are_legal():
             ["train", "ppo", "--separate=true"],
             "operant: --separate takes no value. Received: true. Say --separate alone.\n",
         ),
+        (
+            ["train", "dqn", "--no-save-memory=1"],
+            "operant: --no-save-memory takes no value. Received: 1. Say --no-save-memory alone.\n",
+        ),
+        (["train", "dqn", "--no-save-memory=0"], "Received: 0. Say --save-memory.\n"),
+        (["train", "ppo", "--separate", "no"], "Received: --separate no. Say --no-separate.\n"),
         (["run", "-e"], "operant: --environment: expected one argument.\n"),
         (["train", "ppo", "--lr"], "operant: --lr: expected one argument.\n"),
         (["train", "ppo", "stray", "--quiet"], "Unknown argument 'stray' for train ppo.\n"),

@@ -67,6 +67,8 @@ def complete(tmp_path_factory):
         ("operant train --resume r", ["runs"]),
         ("operant tune ppo --lr 1e-4 1e-2 --trial-s", ["--trial-seeds", "--trial-steps"]),
         ("operant train ppo --trial-s", []),
+        ("operant train ppo --help-", ["--help-all"]),
+        ("operant train --config a", ["a.tf"]),
         ("operant reproduce ru", ["runs"]),
         ("operant list pre", ["presets"]),
         ("operant completion f", ["fish"]),

@@ -58,6 +58,7 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
         "ppo, lr 0.1": 2, "ppo, lr 0.2": 1, "dqn": 1,
     }  # fmt: skip
     assert list(grouped(read(paths[:2]))["CartPole-v1"]) == ["ppo"]
+    assert [run.path for run in read([tmp_path])] == sorted(paths)  # a folder of runs
     begun = [made(tmp_path / "begun" / f"w{seed}", 30, seed=seed, weights=[f"{seed}.tf"]) for seed in (1, 2)]
     told = {label: len(runs) for label, runs in grouped(read([*paths[:2], *begun]))["CartPole-v1"].items()}
     assert told == {"ppo, weights none": 2, "ppo, weights given": 2}
@@ -74,7 +75,6 @@ def test_runs_of_the_same_settings_are_seeds_of_one_curve(tmp_path):
     assert told == ["ppo, lr 0.002328", "ppo, lr 0.0023", "ppo, lr 0.00233"]
     named = grouped(read(paths), ["old", "old", "new", "new"])["CartPole-v1"]
     assert {label: len(runs) for label, runs in named.items()} == {"old": 2, "new": 2}
-    assert [run.path for run in read([tmp_path])] == sorted(paths)  # a folder of runs
 
 
 def test_evaluations_are_drawn_where_they_were(tmp_path):
@@ -176,7 +176,7 @@ def test_a_folder_of_runs_over_seeds_stands_for_all_of_them(tmp_path):
     found = grouped(read([tmp_path / "study"]))["CartPole-v1"]
     assert {label: len(runs) for label, runs in found.items()} == {"ppo, gamma a": 2, "ppo, gamma b": 2}
     made(tmp_path / "study" / "single", 10)
-    assert len(read([tmp_path / "study"])) == 1  # where there are runs, these are meant
+    assert len(read([tmp_path / "study"])) == 5
 
 
 def test_a_run_given_twice_is_one_seed(tmp_path):

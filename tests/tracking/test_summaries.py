@@ -141,7 +141,8 @@ def test_custom_summaries(tmp_path):
     image[..., 0] = 200
     agent.summarize(summary="picture", value=np.stack([image] * 3))
     agent.summarize("number", 2.5, step=7)
-    agent.summarize("spread", np.arange(10.0))
+    agent.summarize("spread", np.append(np.arange(9.0), [np.nan, 1e25]))
+    agent.summarize("spread", [np.nan], step=9)  # nothing to show
     agent.summarize("words", "hello")
     agent.summarize("sound", np.sin(np.arange(4000) / 10))
     agent.summarize("sound", np.sin(np.arange(8000) / 10).reshape(2, 2000, 2), step=30)  # TensorFlow's shape

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 import time
 import types
 
@@ -26,7 +29,11 @@ def logged(monkeypatch):
             log=lambda values, step: told.append((step, values)), finish=lambda: told.append("finish"),
         )  # fmt: skip
 
-    fake = types.SimpleNamespace(init=init, Settings=lambda **options: options)
+    def login(prompt, verify):
+        assert not prompt and not verify  # it must not wait for someone to log in
+        return "WANDB_API_KEY" in os.environ
+
+    fake = types.SimpleNamespace(init=init, run=None, login=login, Settings=lambda **options: options)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -45,7 +52,6 @@ def test_records_are_logged_at_their_step(logged, tmp_path):
 
 
 def test_without_a_key_it_is_offline_and_with_one_as_wandb_decides(logged, tmp_path, monkeypatch):
-    monkeypatch.setattr("operant.tracking.wandb.netrc.netrc", lambda: (_ for _ in ()).throw(OSError))
     assert WandB("a", tmp_path, {}).offline and logged[0]["mode"] == "offline"
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert not WandB("a", tmp_path, {}).offline and logged[1]["mode"] is None
@@ -82,6 +88,18 @@ def test_the_package_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SpecError, match=r"pip install 'operant\[wandb\]'"):
         WandB("a", tmp_path, {})
+
+
+def test_wandb_itself_says_whether_someone_logged_in(tmp_path):
+    pytest.importorskip("wandb", reason="needs the extra 'wandb'")
+    program = "import wandb; print(wandb.login(prompt=False, verify=False))"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment["NETRC"] = str(tmp_path / "netrc")
+    ask = [sys.executable, "-c", program]
+    assert "False" in subprocess.run(ask, env=environment, capture_output=True, text=True, check=True).stdout
+    log_in = [sys.executable, "-m", "wandb", "login", "a" * 40, "--no-verify"]
+    subprocess.run(log_in, env=environment, capture_output=True, check=True)
+    assert "True" in subprocess.run(ask, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from tests.execution.test_agent import NET
 
 from operant import checkpoint
 from operant.agents.base.agent_spec import parse_agent
-from operant.cli import main, running
+from operant.cli import main
 from operant.errors import UsageError, quoted
 from operant.execution.trainers.trainer import trainer
-from operant.spec.run import RunConfig, RunnerConfig
+from operant.spec.run import RunConfig
 from operant.tracking import read_history
 from operant.training.multi_seed import replicate
 from operant.training.run_dir import history_held
@@ -124,21 +124,6 @@ def test_messages_show_paths_within_the_working_directory_as_relative(here, env,
     out = capsys.readouterr().out
     assert "run r\n" in out and "Everything was written to r\n" in out
     assert "Everything was written to s\n" in out and str(here) not in out
-
-
-def test_files_of_the_servers_are_found_under_every_repeat(here):
-    Path("token").touch()
-    Path("system").touch()
-    given = {"environment": "e", "agent": "random", "episodes": 1, "remote": "socket-client"}
-    given = RunnerConfig.from_dict(
-        {**given, "environment": None, "token_file": "token", "certificate": "system"}
-    )
-    located = running._located(given)
-    assert (located.token_file, located.certificate, located.agent) == (
-        str(here / "token"),
-        "system",
-        "random",
-    )
 
 
 def test_messages_show_paths_as_given(here):

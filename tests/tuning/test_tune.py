@@ -27,7 +27,7 @@ from operant.cli import main, tables
 from operant.errors import OperantError, SpecError, UsageError
 from operant.spec import options
 from operant.spec.run import RunConfig
-from operant.tracking import read_history, study_plots
+from operant.tracking import EpisodeRecord, History, read_history, study_plots
 from operant.training.child_process import ProcessLostError
 from operant.tuning import search, study
 from operant.tuning.plan import NOT_TUNED
@@ -182,7 +182,7 @@ def test_storage_forms():
     assert study.file_of("sqlite:////tmp/a.db?timeout=3") == Path("/tmp/a.db")
     assert study.file_of("postgresql://me@host/db") is None
     assert study.file_of("a.journal") == Path("a.journal")
-    for bad in ("", "..", "a/b", "a\\b"):
+    for bad in ("", "..", "a/b", "a\\b", "better?", "a%20b"):
         with pytest.raises(SpecError, match="study must be a name"):
             study.place(bad, None)
     with pytest.raises(SpecError, match="^storage must be a database's URL"):
@@ -197,9 +197,10 @@ def test_passwords_are_not_shown():
         study.shown("postgresql://h/db?user=me&password=secret&x=1")
         == "postgresql://h/db?user=me&password=***&x=1"
     )
-    with pytest.raises(SpecError) as caught:
-        study.connect("postgresql://me:secret@127.0.0.1:1/none")
-    assert "cannot be used" in str(caught.value) and "secret" not in str(caught.value)
+    for address in ("127.0.0.1:1", "host:PORT"):
+        with pytest.raises(SpecError) as caught:
+            study.connect(f"postgresql://me:secret@{address}/none")
+        assert "cannot be used" in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_run_json_holds_no_password(monkeypatch):
@@ -1155,6 +1156,9 @@ def test_a_real_study_and_training_from_it(tmp_path, monkeypatch, capsys):
         "--history-checkpoint",
         "h.parquet",
     ]
+    earlier = History("h-trial0.parquet")  # of another study
+    earlier.episodes([EpisodeRecord(20 * i, 1.0 * i, 1e6, 20, 0, 1e6, 1e6) for i in range(1, 9)])
+    earlier.close()
     assert main(command) == 0
     out = capsys.readouterr().out
     assert "Finished: 1 trial complete" in out

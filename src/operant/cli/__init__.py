@@ -17,32 +17,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = {
-    "train": "Train given an agent and environment",
-    "play": "Play a game given a trained agent and environment",
-    "tune": "Tune hyperparameters given an agent and environment",
-    "reproduce": "Repeat a run from its seed; tell whether the outcome is the same",
-    "plot": "Plot learning curves and scores of runs",
-    "report": "Write a page about runs or a study: curves, settings, a video",
-    "card": "Write a model card with a copy of the agent, for the Hugging Face Hub",
-    "run": "Train or run an agent by a Runner, here or elsewhere",
-    "serve": "Serve environments to agents on other machines",
-    "list": "List agents, environments, presets or runs",
-    "completion": "Print a script that completes command lines in bash, zsh or fish",
+    "train": ("training.run", "Train given an agent and environment"),
+    "play": ("playing.run", "Play a game given a trained agent and environment"),
+    "tune": ("tuning.run", "Tune hyperparameters given an agent and environment"),
+    "reproduce": ("results.reproduce", "Repeat a run from its seed; tell whether the outcome is the same"),
+    "plot": ("results.plot", "Plot learning curves and scores of runs"),
+    "report": ("results.report", "Write a page about runs or a study: curves, settings, a video"),
+    "card": ("results.card", "Write a model card with a copy of the agent, for the Hugging Face Hub"),
+    "run": ("running.run", "Train or run an agent by a Runner, here or elsewhere"),
+    "serve": ("serving.run", "Serve environments to agents on other machines"),
+    "list": ("listing.run", "List agents, environments, presets or runs"),
+    "completion": ("completing.run", "Print a script that completes command lines in bash, zsh or fish"),
 }
-_FUNCTIONS = {
-    "train": "training.run",
-    "play": "playing.run",
-    "tune": "tuning.run",
-    "reproduce": "results.reproduce",
-    "plot": "results.plot",
-    "report": "results.report",
-    "card": "results.card",
-    "run": "running.run",
-    "serve": "serving.run",
-    "list": "listing.run",
-    "completion": "completing.run",
-}
-"""By module, so that only the modules of one command are imported."""
+"""What each runs, by module, so that only the modules of one command are imported; and its help."""
 
 HABITS = {
     **dict.fromkeys(("eval", "evaluate", "test"), "play {} --episodes 100"),
@@ -112,7 +99,7 @@ def _command(arguments: list[str]) -> Any:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         from operant.cli import tables
 
-        print(tables.base_help(COMMANDS))
+        print(tables.base_help({name: text for name, (_, text) in COMMANDS.items()}))
         return None
     command = arguments[0]
     if command in ("-V", "--version"):
@@ -134,5 +121,5 @@ def _command(arguments: list[str]) -> Any:
         if command.lower() in (*AGENTS, *ALIASES):
             raise UsageError(f"{command!r} is an agent. Use: operant train {command.lower()} --env ENV")
         raise UsageError(f"Unknown command {command!r}.{suggest(command, COMMANDS)}")
-    module, function = _FUNCTIONS[command].split(".")
+    module, function = COMMANDS[command][0].split(".")
     return getattr(importlib.import_module(f"operant.cli.{module}"), function)

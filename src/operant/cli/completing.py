@@ -22,13 +22,14 @@ from operant.training.reproduce import ReproduceConfig
 from operant.tuning.plan import NOT_TUNED, TuneConfig
 
 SHELLS = ("bash", "zsh", "fish")
-FOLDERS = frozenset(
-    {"run_dir", "resume", "video_dir", "frame_dir", "plots", "visualize_directory", "summaries"}
-)
+FOLDERS = frozenset((
+    "run_dir", "resume", "video_dir", "frame_dir", "plots", "visualize_directory", "summaries", "recordings",
+    "save_best_agent",
+))  # fmt: skip
 """Options whose value is a folder."""
 FILES = frozenset((
     "weights", "checkpoints", "history_checkpoint", "model", "actor_model", "critic_model", "out", "scores",
-    "path", "token_file", "certificate", "key",
+    "path", "token_file", "certificate", "key", "config", "save_config", "policy", "agent",
 ))  # fmt: skip
 """Options whose value is a file, or may be one."""
 _FILES = {
@@ -92,13 +93,16 @@ def _tree() -> argparse.ArgumentParser:
     root.add_argument("-h", "--help", action="store_true", help="Show the commands")
     root.add_argument("-V", "--version", action="store_true", help="Show the version")
     commands = root.add_subparsers()
-    parsers = {name: _command(commands, name, text) for name, text in COMMANDS.items()}
+    parsers = {name: _command(commands, name, text) for name, (_, text) in COMMANDS.items()}
 
     def fill_with_agents(command: str, *configs: type[Config], **how: Any) -> None:
-        _fill(parsers[command], *configs, **how)
         agents = parsers[command].add_subparsers()
+        filled = {parsers[command]: configs}
         for agent, entry in AGENTS.items():
-            _fill(_command(agents, agent, entry.help), *configs, config_class(agent), **how)
+            filled[_command(agents, agent, entry.help)] = (*configs, config_class(agent))
+        for parser, theirs in filled.items():
+            _fill(parser, *theirs, **how)
+            parser.add_argument("--help-all", action="store_true", help="Show every flag")
 
     fill_with_agents("train", RunConfig, Extra, ProcessConfig)
     fill_with_agents("play", PlayConfig, ProcessConfig)

@@ -139,7 +139,7 @@ def parse(
         else:
             namespace, unknown = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
-        raise _refused(error, configs) from None
+        raise _refused(error, arguments, configs) from None
     if unknown:
         bad = next((word for word in unknown if word in NAMES_OF_AGENTS and " " not in command), unknown[0])
         if not bad.startswith("-") or _NEGATIVE.match(bad):
@@ -156,25 +156,30 @@ def parse(
     return values
 
 
-def _refused(error: argparse.ArgumentError, configs: Iterable[type[Config]]) -> UsageError:
+def _refused(
+    error: argparse.ArgumentError, arguments: Sequence[str], configs: Iterable[type[Config]]
+) -> UsageError:
     names = [name for name in (error.argument_name or "").split("/") if name.startswith("--")]
     metas = [meta for config in configs for name, meta in options(config).items() if flag(name) in names]
     choices = [str(choice) for meta in metas for choice in meta.choices or ()]
     listed = f" Give one of: {', '.join(choices)}." if choices else ""
     given = re.fullmatch("ignored explicit argument '(.*)'", error.message)
     if given is not None:
-        return UsageError(f"{names[0]} takes no value. Received: {given[1]}.{_switched(names, given[1])}")
+        typed = next((name for name in names if f"{name}={given[1]}" in arguments), names[0])
+        switch = _switched(typed, names, given[1])
+        return UsageError(f"{typed} takes no value. Received: {given[1]}.{switch}")
     return UsageError(f"{names[0]}: {error.message}.{listed}")
 
 
-def _switched(flags: Sequence[str], word: str) -> str:
+def _switched(typed: str, flags: Sequence[str], word: str) -> str:
     """Return how a switch is given instead of with a word such as `False`; nothing for other words."""
     if word.lower() in ("true", "1", "yes", "on"):
-        return f" Say {flags[0]} alone."
+        return f" Say {typed} alone."
     if word.lower() not in ("false", "0", "no", "off"):
         return ""
-    off = next((each for each in flags if each.startswith("--no-")), None)
-    return f" Leave {flags[0]} out." if off is None else f" Say {off}."
+    others = (each for each in flags if each.startswith("--no-") != typed.startswith("--no-"))
+    other = next(others, None)
+    return f" Leave {typed} out." if other is None else f" Say {other}."
 
 
 def _minibatches(unknown: Sequence[str], given: Mapping[str, Any], configs: Iterable[type[Config]]) -> str:
@@ -225,7 +230,7 @@ def _stray(
     if action is not None and action.nargs in words:
         why = " is not tuned (it has no hp_type), so it" if tuned else ""
         received = " ".join(arguments[begun : at + 1])
-        switch = "" if action.nargs is None else _switched(action.option_strings, bad)
+        switch = "" if action.nargs is None else _switched(name, action.option_strings, bad)
         text += f" {name}{why} takes {words[action.nargs]}. Received: {received}.{switch}"
     rest = [argument for i, argument in enumerate(arguments) if i != at]
     if bad in NAMES_OF_AGENTS and " " not in command:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 FOLDERS = ("visualize_directory", "save_best_agent", "checkpoints", "summaries", "recordings", "path")
 """Options that say where something is written."""
-FILES = ("environment", "token_file", "certificate")
-"""Options that may say where something is read."""
 USAGE = (
     "operant run --agent <agent> --environment <environment> --episodes <n> ...",
     "operant run --environment <environment> --remote socket-server --port <port>",
@@ -53,19 +51,10 @@ def run(arguments: list[str]) -> int:
 
 def _located(config: RunnerConfig) -> RunnerConfig:
     """Make paths absolute, as an environment may change the working directory."""
-    values = {name: getattr(config, name) for name in (*FOLDERS, *FILES)}
+    values = {name: getattr(config, name) for name in FOLDERS}
     # FOLDER,NAME, too, if it names a folder.
     places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
-    places |= {name for name in FILES if values[name] and _is_place(name, values[name])}
     return config.replace(**{name: str(working_directory() / values[name]) for name in places})
-
-
-def _is_place(option: str, value: str) -> bool:
-    """Tell whether the value of an option that may name a file does: environments have names, too."""
-    path = Path(value)
-    if option == "environment":
-        return path.suffix == ".json" and path.is_file()
-    return value != "system" and path.is_file()
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:

@@ -65,12 +65,17 @@ def read_run(file: Path) -> dict[str, Any]:
     return saved
 
 
+def files_within(folder: Path) -> list[Path]:
+    """Return the `run.json` of the runs in a folder and in its folders (`seed-N`)."""
+    return sorted((*folder.glob("*/run.json"), *folder.glob("*/*/run.json")))
+
+
 def _places(path: Path) -> list[Path]:
     if not path.exists():
         raise SpecError(f"There is no run or history {str(path)!r}.")
     if path.suffix == ".parquet" or (path / "run.json").is_file():
         return [path]
-    inside = sorted(path.glob("*/run.json")) or sorted(path.glob("*/*/run.json"))
+    inside = files_within(path)
     if not inside:
         raise SpecError(
             f"{str(path)!r} is neither a run (a folder with run.json), nor a folder of runs, nor a history "

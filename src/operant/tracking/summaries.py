@@ -158,14 +158,14 @@ class Summarizer:
 
     def update(self, number: int, metrics: Mapping[str, float], weights: Mapping[str, np.ndarray]) -> None:
         """Write what update `number` measured; weights (`<model>/<name>`) are there if `wants_weights`."""
-        from tensorboardX.summary import histogram, scalar
+        from tensorboardX.summary import scalar
 
         begins = tuple(begin for label in self._labels for begin in METRIC_LABELS.get(label, ()))
         summaries = [scalar(name, value) for name, value in metrics.items() if name.startswith(begins)]
         for name, x in weights.items():
             if "variables" in self._labels:
                 summaries.append(scalar(f"variables/{name}", float(np.mean(x))))
-                summaries.append(histogram(f"variables/{name}-histogram", x, EDGES))
+                summaries += _histogram(f"variables/{name}-histogram", x)
             if "updates" in self._labels and name in self._weights:
                 change = x - self._weights[name]
                 summaries.append(scalar(f"updates/{name}-mean", float(np.mean(change))))
@@ -206,14 +206,13 @@ class Summarizer:
         if kind == "scalar":
             self._add("scalar", name, float(x), at)
         elif kind == "histogram":
-            self._add("histogram", name, x, at, bins=EDGES)
+            self._write(at, *_histogram(name, x))
         elif kind == "audio":
             sounds = x.astype(np.float64) if x.ndim == 3 else x.astype(np.float64)[None, :, None]
             for tag, sound in _outputs(name, sounds, spec):
                 self._sound(tag, sound, at, int(spec.get("sample_rate", 44100)))
         else:
-            images = x.reshape((1,) * (3 - min(x.ndim, 3)) + x.shape)[..., None] if x.ndim == 2 else x
-            images = images if images.ndim == 4 else images.reshape(1, *images.shape[-3:])
+            images = x[None, :, :, None] if x.ndim == 2 else x if x.ndim == 4 else x[None]
             for tag, image in _outputs(name, images, spec):
                 self._add("image", tag, image, at, dataformats="HWC")
 
@@ -251,6 +250,14 @@ class Summarizer:
             self._file.flush()
         finally:
             self._release()
+
+
+def _histogram(name: str, x: np.ndarray) -> list[Any]:
+    """Return a summary of an array's finite numbers, which tensorboardX takes alone; nothing if it has none."""
+    from tensorboardX.summary import histogram
+
+    x = x[np.isfinite(x)]
+    return [histogram(name, np.clip(x, EDGES[0], EDGES[-1]), EDGES)] if x.size else []
 
 
 def _outputs(name: str, several: np.ndarray, spec: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:

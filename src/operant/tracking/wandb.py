@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 
 from operant.errors import SpecError
 from operant.tracking.record import Logger, Record
-
-HOST = "api.wandb.ai"
 
 
 class WandB(Logger):
@@ -38,12 +35,13 @@ class WandB(Logger):
         import wandb
 
         Path(directory).mkdir(parents=True, exist_ok=True)
+        asked = "WANDB_MODE" in os.environ or wandb.run is not None
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "operant"),
             name=session,
             dir=str(directory),
             config=dict(config),
-            mode=None if "WANDB_MODE" in os.environ or _has_key() else "offline",
+            mode=None if asked or wandb.login(prompt=False, verify=False) else "offline",
             id=resume_id,
             resume="allow" if resume_id else None,
             reinit="create_new",
@@ -59,14 +57,3 @@ class WandB(Logger):
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
-
-
-def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        return (
-            netrc.netrc().authenticators(os.environ.get("WANDB_BASE_URL", HOST).split("//")[-1]) is not None
-        )
-    except (OSError, netrc.NetrcParseError):
-        return False

@@ -20,7 +20,7 @@ from operant.spec import plain, read_json
 from operant.spec.run import RunConfig
 from operant.tracking.history import check_place
 from operant.tracking.record import Origin
-from operant.tracking.runs import read_run
+from operant.tracking.runs import files_within, read_run
 from operant.training import provenance
 from operant.training.environments import Environments
 from operant.training.loop import TrainingLoop
@@ -199,7 +199,7 @@ def runs_in(place: str | Path) -> list[RunEntry]:
 def read_and_unread(place: str | Path) -> tuple[list[RunEntry], dict[Path, str]]:
     """Return the runs as `runs_in` does, and by folder why others cannot be read."""
     runs, unread = [], {}
-    for file in sorted((*Path(place).glob("*/run.json"), *Path(place).glob("*/*/run.json"))):
+    for file in files_within(Path(place)):
         try:
             with reading(repr(str(file)), SpecError):
                 runs.append(run_entry(file.parent, read_run(file)))

@@ -230,7 +230,8 @@ class StudySearch:
                 slot = self._ask()
                 groups.setdefault(self.plan.program(**slot.order), []).append(slot)
             self._waiting = list(groups.values())
-        trials = dict(enumerate(self._waiting.pop(0)))
+        now = time.monotonic()
+        trials = {i: slot._replace(begun=now) for i, slot in enumerate(self._waiting.pop(0))}
         program = self.plan.program(**trials[0].order)
         process = self._ready(program)
         process.send(self._order("train", [slot.order for slot in trials.values()]))

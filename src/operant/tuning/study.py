@@ -57,8 +57,8 @@ def need_optuna() -> None:
 
 def folder(name: str) -> Path:
     """Return the folder of a study's own files; SpecError: the name cannot be that of a folder."""
-    if not name or name in (".", "..") or any(c in name for c in "/\\:\0"):
-        raise SpecError(f"study must be a name without / \\ and :. Received: study={name!r}.")
+    if not name or name in (".", "..") or any(c in name for c in "/\\:?%\0"):
+        raise SpecError(f"study must be a name without / \\ : ? and %. Received: study={name!r}.")
     return Path(FOLDER) / name
 
 
@@ -127,7 +127,7 @@ def connect(storage: str) -> Any:
                 f"The storage {shown(storage)!r} needs a database driver that is not installed. For "
                 "PostgreSQL: pip install 'operant[postgresql]'."
             ) from None
-        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError, ValueError) as error:
             # Processes that meet at a new database make its tables at the same time; all but one then find
             # them made.
             known = any(word in str(error).lower() for word in ("already exists", "unique", "locked"))

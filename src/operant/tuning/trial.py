@@ -219,7 +219,7 @@ def _seed(
     environments, *parts = shared
     session = ExperimentSetup(definition, environments, run, *parts)
     training = session.training(run)
-    training.loggers = create_loggers(None, run, training)
+    training.loggers = create_loggers(None, run, training, again=True)  # over files of another study
     stack.callback(_close, training.loggers)
     if episodes is None:
         return _SeedRun(training, None)
