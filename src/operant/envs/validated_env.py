@@ -294,7 +294,7 @@ class ValidatedEnv(SpacesEnv):
 def smaller_limit(requested: int | None, limit: int | None, name: str) -> int | None:
     """Return the smaller of the limit asked for and the environment's own; a larger one is refused."""
     requested = whole("max_episode_timesteps", requested, optional=True)
-    limit = whole(f"max_episode_timesteps of {name!r}", limit, optional=True)
+    limit = int(limit) if isinstance(limit, np.integer) else limit  # as workers can tell it
     if requested is None:
         return limit
     if limit is not None and requested > limit:

@@ -253,7 +253,7 @@ class Summarizer:
 
 
 def _histogram(name: str, x: np.ndarray) -> list[Any]:
-    """Return a summary of an array's finite numbers, which tensorboardX takes alone; nothing if it has none."""
+    """Return a summary of an array's finite numbers, the only ones tensorboardX takes; nothing without any."""
     from tensorboardX.summary import histogram
 
     x = x[np.isfinite(x)]
