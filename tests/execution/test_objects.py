@@ -127,6 +127,8 @@ def test_an_agent_and_a_runner_say_what_they_are_and_lead_on():
         runner.run(num_episodes=2, use_tqdm=False)
         assert repr(runner) == f"<Runner of {agent!r} in 1 x CartPole-v1: 2 episodes in the last run>"
     assert repr(agent).startswith(f"<Agent ppo: {agent.timesteps} timesteps, 2 episodes, ")
+    agent.close()
+    assert repr(agent) == "<Agent ppo: closed>" and "closed" in repr(runner)
     environment.close()
 
 

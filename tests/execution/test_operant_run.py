@@ -103,6 +103,16 @@ def test_bad_input(capsys, arguments, message):
     assert re.search(message, fails(capsys, *arguments.split()))
 
 
+def test_an_agent_whose_name_is_a_folder_of_a_saved_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = ["--agent", "random", "-e", "CartPole-v1", "-t", "10", "--quiet"]
+    Path("random").mkdir()
+    assert main(["run", *line, "-c", "random"]) == 0  # any folder
+    assert "give its path, ./random" in fails(capsys, *line)
+    assert main(["run", "--agent", "./random", *line[2:], "-c", "later"]) == 0
+    assert Agent.load("later").timesteps == 20
+
+
 @pytest.mark.slow
 def test_runs_saves_and_goes_on(tiny, capsys):
     assert (

@@ -67,7 +67,7 @@ def test_an_agent_whose_name_is_a_folder_of_a_run(flags, tmp_path, monkeypatch, 
     (tmp_path / "ppo" / "run.json").write_text("{}")
     assert main(["play", "ppo", *flags]) == 2
     out, error = capsys.readouterr()
-    assert out == "" and "For the run give its path: operant play ./ppo\n" in error
+    assert out == "" and "For that give its path, ./ppo; for the other rename the folder.\n" in error
     assert main(["play", "ppo", "--help"]) == 0
     assert main(["play", "ppo", "--env", "CartPole-v1", "--weights", "w.tf"]) == 2
     assert "The weights 'w.tf' do not exist." in capsys.readouterr().err
@@ -567,6 +567,21 @@ def test_weights_are_not_taken_for_an_agent(trained, tmp_path, capsys):
     assert (
         "ppo.tf' does not hold an agent. Weights are played by: operant play AGENT" in capsys.readouterr().err
     )
+
+
+def test_what_a_program_saved_plays(tmp_path, capsys):
+    with operant.Environment.create("CartPole-v1") as env:
+        agent = operant.Agent.create(
+            agent="ppo", environment=env, model=[{"type": "dense", "size": 4}], seed=2
+        )
+    places = [str(tmp_path / "a"), agent.save(tmp_path / "a")]  # a folder, a checkpoint
+    agent.save(tmp_path / "b", format="safetensors")
+    agent.close()
+    returns = [
+        play(PlayConfig.from_dict({"run_dir": place, "env": "CartPole-v1", "episodes": 2, "seed": 1})).rewards
+        for place in (*places, str(tmp_path / "b"))  # weights alone
+    ]
+    assert returns[0] == returns[1] == returns[2]
 
 
 def test_an_exported_policy_with_masks_is_not_played_without(tmp_path, capsys):

@@ -622,14 +622,14 @@ def test_refused_arguments(agent, error, arguments, message):
     ("error", "arguments", "message"),
     [
         (UsageError, {}, "Give num_episodes, num_timesteps or num_updates, or a callback"),
-        (SpecError, {"num_episodes": 0}, "num_episodes must be a whole number of at least 1"),
+        (SpecError, {"num_episodes": 0}, "num_episodes must be at least 1"),
         (SpecError, {"num_timesteps": 1.5}, "num_timesteps must be"),
         (SpecError, {"num_updates": True}, "num_updates must be"),
         (SpecError, {"num_episodes": 1, "batch_agent_calls": 1}, "batch_agent_calls must be True or False"),
         (
             SpecError,
             {"num_episodes": 1, "num_sleep_secs": -1},
-            "num_sleep_secs must be a number of at least 0",
+            "num_sleep_secs must be at least 0",
         ),
         (SpecError, {"num_episodes": 1, "callback": 3}, "callback must be a callable"),
         (
@@ -644,7 +644,7 @@ def test_refused_arguments(agent, error, arguments, message):
         ),
         (SpecError, {"num_episodes": 1, "mean_horizon": None}, "mean_horizon must be a whole number"),
         (SpecError, {"num_episodes": 1, "evaluation_callback": "x"}, "evaluation_callback must be"),
-        (SpecError, {"num_episodes": 1, "save_best_agent": True}, "save_best_agent must be a directory"),
+        (SpecError, {"num_episodes": 1, "save_best_agent": True}, "save_best_agent must be"),
         (SpecError, {"num_episodes": 1, "save_best_agent": __file__}, "save_best_agent must be"),
         (
             SpecError,
@@ -885,6 +885,7 @@ def test_an_agent_that_writes_takes_single_steps(tmp_path):
     ],
 )
 def test_environments_of_gymnasium_in_step_are_driven_in_blocks(options):
+    """Those of the Runner themselves: a simulator may be there only once."""
     small = {
         "agent": "ppo",
         "n_steps": 8,
@@ -893,11 +894,14 @@ def test_environments_of_gymnasium_in_step_are_driven_in_blocks(options):
         "model": [{"type": "dense", "size": 8}],
     }
     with Runner({**small, **options}, "CartPole-v1", num_parallel=2) as runner:
+        made = [environment.environment.unwrapped for environment in runner.environments]
         for updates in (20, 5):
             before = runner.agent.updates
             runner.run(num_updates=updates, batch_agent_calls=True, use_tqdm=False)
             assert runner.driver == "host" and runner.updates == updates == runner.agent.updates - before
             assert runner.episode_returns == [float(n) for n in runner.episode_timesteps]
+            assert runner.best_evaluation_score == max(runner.episode_returns)
+        assert runner._fast_path._vector.envs[0].env.unwrapped is made[0]
         before = runner.agent.timesteps
         runner.run(num_timesteps=101, batch_agent_calls=True, use_tqdm=False)
         assert runner.driver == "host" and runner.timesteps == 101 == runner.agent.timesteps - before

@@ -37,6 +37,11 @@ def flatten(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return fetched
 
 
+def of_agent(weights: Mapping[str, Any], counters: Any) -> dict[str, np.ndarray]:
+    """Return the arrays of a whole agent: its weights, and its counters."""
+    return flatten(weights) | {name: np.asarray(getattr(counters, name), np.uint32) for name in COUNTERS}
+
+
 def _by_name(weights: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{model}/{part}/{name}": x

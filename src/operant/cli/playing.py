@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
             where, *flags = flags
     if parse.asks_for_help(flags) and (flags or place is None):
         if agent is not None and not flags:
-            _refuse_folder(agent)
+            refuse_folder(agent)
         print(help_text(agent, "--help-all" in flags))
         return 0
     configs = [config_class(agent)] if agent is not None else []
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
             raise UsageError(f"{where!r} and {tables.flag(place)} both say what plays. Give one of them.")
         values[place] = where
     if agent is not None and not values.keys() & {"run_dir", "policy", "weights"}:
-        _refuse_folder(agent)
+        refuse_folder(agent)
         if "env" not in values and (newest := _newest_run(agent)) is not None:
             print(f"Without --env, the newest run of {agent} plays: {shown(newest)}")
             values["run_dir"], agent = str(newest), None
@@ -65,8 +65,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _refuse_folder(agent: str) -> None:
-    """Refuse an agent's name that is also a folder with something to play: the agent would play untrained."""
+def refuse_folder(agent: str) -> None:
+    """Refuse an agent's name that is also a folder with a trained one."""
     folder = Path(agent)
     if not folder.is_dir():
         return
@@ -74,8 +74,8 @@ def _refuse_folder(agent: str) -> None:
 
     if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
         raise UsageError(
-            f"{agent!r} is an agent, which alone plays untrained, and here also the folder of a run. For the "
-            f"run give its path: operant play {quoted(f'./{agent}')}"
+            f"{agent!r} is an agent, which is untrained, and here also the folder of a trained one. For that "
+            f"give its path, {quoted(f'./{agent}')}; for the other rename the folder."
         )
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from operant.agents.table import AGENTS, ALIASES
 from operant.cli import parse, tables
+from operant.cli.playing import refuse_folder
 from operant.errors import SpecError, UsageError, working_directory
 from operant.spec import plain
 from operant.spec.run import SHORT, ProcessConfig, RunnerConfig
@@ -134,7 +136,9 @@ def _serve(config: RunnerConfig) -> None:
 def _agent(config: RunnerConfig, number: int) -> Any:
     agent: Any = config.agent
     recorder = {} if config.recordings is None else {"recorder": {"directory": config.recordings}}
-    if agent is not None and Path(agent).is_dir():
+    if agent in (*AGENTS, *ALIASES):
+        refuse_folder(agent)
+    elif agent is not None and Path(agent).is_dir():
         if config.seed is not None:
             raise SpecError("A saved agent brings its own seed. Leave --seed out.")
         return {"directory": agent, **recorder}

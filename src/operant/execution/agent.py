@@ -71,6 +71,8 @@ class Agent(InteractiveAgent):
     """
 
     def __repr__(self) -> str:
+        if self.engine is None:
+            return f"<Agent {self.definition.name}: closed>"
         return (
             f"<Agent {self.definition.name}: {self.timesteps:,} timesteps, {self.episodes:,} episodes, "
             f"{self.updates:,} updates; parallel_interactions={self.parallel_interactions}>"
@@ -222,7 +224,7 @@ class Agent(InteractiveAgent):
             UsageError: all actors are in the middle of an episode.
         """
         if not self.actors.waiting:
-            self._declare_masks(states[0] if isinstance(states, list | tuple) else states)
+            self._declare_masks(states[0] if isinstance(states, list | tuple) and states else states)
         trace = Trace.read(self.spaces, states, actions, terminal, reward, next_states)
         pretraining.add_trace(self._engine, self.actors, trace, internals)
         self._callbacks.recount()
@@ -386,8 +388,7 @@ class Agent(InteractiveAgent):
 
             kind = self.definition.name
             return str(formats.write(directory, name, format, self.learner, self._engine.acting, kind))
-        arrays = weight_files.flatten(self.learner.algorithm.weights(self._engine.train.state))
-        arrays |= {name: np.asarray(getattr(self, name), np.uint32) for name in weight_files.COUNTERS}
+        arrays = weight_files.of_agent(self.learner.algorithm.weights(self._engine.train.state), self)
         path = Path(directory) / f"{name}{weight_files.FORMATS[format]}"
         return str(weight_files.write(path, arrays, self.get_specification(), filename))
 

@@ -8,9 +8,9 @@ JPEG, which changes them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def _expect_spaces(name: str) -> None:
         raise ValueError("Its metadata.json lacks observation_space or action_space.")
 
 
-class MinariEpisodes(Sequence[Trace]):
+class MinariEpisodes:
     """The episodes of a Minari dataset, each as a trace that must fit the spaces; read on demand.
 
     Raises:
@@ -72,18 +72,12 @@ class MinariEpisodes(Sequence[Trace]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Trace: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Trace]: ...
-    def __getitem__(self, index: int | slice) -> Trace | list[Trace]:
+    def __getitem__(self, index: int) -> Trace:
         """Read an episode.
 
         Raises:
             SpecError: it does not fit the spaces; the message names it.
         """
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
         number = self._indices[index]
         (episode,) = self._dataset.iterate_episodes([number])
         try:
@@ -214,8 +208,9 @@ def to_traces(name: str, directory: str | Path, spaces: Spaces) -> list[Path]:
         UsageError: Minari is not installed.
     """
     folder, written, number = Path(directory), [], 0
-    for trace in MinariEpisodes(name, spaces):
-        number = traces.add(folder, number, spaces, trace)
+    episodes = MinariEpisodes(name, spaces)
+    for i in range(len(episodes)):
+        number = traces.add(folder, number, spaces, episodes[i])
         written.append(folder / traces.file_name(number))
         number += 1
     return written

@@ -220,7 +220,8 @@ class InteractiveAgent:
                     "Call observe with terminal=2 at the limit, or reset() where the environments begin "
                     "anew, as after Agent.load."
                 )
-        self._declare_masks(states[0] if batched and isinstance(states, list | tuple) else states)
+        several = batched and isinstance(states, list | tuple) and states
+        self._declare_masks(states[0] if several else states)
         actors = [self.actors[actor.index] for actor in actors]
         observation = self._observation(states, len(actors), batched)
         try:

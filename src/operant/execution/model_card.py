@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from operant.checkpoint import weight_files
 from operant.errors import SpecError, UsageError, as_folder, reading
-from operant.execution.play import PlayConfig, play
+from operant.execution.play import PlayConfig, prepared
+from operant.execution.play import run as play_episodes
 from operant.execution.report import shown_value, unusual
 from operant.spec import Config, option
 from operant.tracking.runs import read_run
@@ -43,8 +45,6 @@ def write_card(run: str | Path, config: CardConfig | None = None) -> Path:
     Raises:
         OperantError: there is no such run or policy, or it cannot be played; nothing is written then.
     """
-    from operant.execution.agent import Agent
-
     config = CardConfig.from_dict({}) if config is None else config
     run, out = Path(run), Path(config.out)
     if out.exists() and any(out.iterdir()):
@@ -53,14 +53,13 @@ def write_card(run: str | Path, config: CardConfig | None = None) -> Path:
         )
     data = read_run(run / "run.json")
     how = {"run_dir": str(run), "best": config.best, "episodes": config.episodes, "seed": config.seed}
-    returns = play(PlayConfig.from_dict({**how, "env": config.env})).rewards
-    agent = Agent.load(directory=run / "best" if config.best else run)
-    try:
-        with reading(repr(str(run / "run.json")), SpecError):
-            text = card(data, returns, agent.timesteps)
-        agent.save(directory=out, format="safetensors")
-    finally:
-        agent.close()
+    played = PlayConfig.from_dict({**how, "env": config.env}).located()
+    learner, train, env, specification = prepared(played)
+    returns = play_episodes(learner, train, env, played).rewards
+    with reading(repr(str(run / "run.json")), SpecError):
+        text = card(data, returns, int(train.counters.timesteps))
+    arrays = weight_files.of_agent(learner.algorithm.weights(train.state), train.counters)
+    weight_files.write(out / "agent.safetensors", arrays, specification)
     (out / "README.md").write_text(text, encoding="utf-8")
     return out
 

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -208,32 +209,37 @@ def play(config: PlayConfig, agent: Any = None, **options: Any) -> PlayResult:
     """
     config = config.located()
     if config.policy is None:
-        return run(*_prepared(config, agent, options), config)
+        return run(*prepared(config, agent, options)[:3], config)
     if agent is not None or options:
         raise SpecError("An exported policy plays without an agent. Leave the agent and its options out.")
     return _play_exported(config, config.policy)
 
 
-def _prepared(
-    config: PlayConfig, agent: Any, options: dict[str, Any]
-) -> tuple[Learner, TrainState, VectorEnv]:
-    """Return the learner that plays, its state, and the environment; whatever else was read is released."""
+def prepared(
+    config: PlayConfig, agent: Any = None, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Learner, TrainState, VectorEnv, Any]:
+    """Return the learner that plays, its state, the environment and what the file says of the agent."""
     from operant.agents.base.agent_spec import from_file, parse_agent, parse_saved_agent
     from operant.agents.base.learner import Learner
+    from operant.checkpoint import weight_files
     from operant.spec import runtime
     from operant.training.session import fitting
 
     runtime.prepare()
     runtime.devices()  # says what is wrong with them, if anything is
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
-    saved = None if newest is None else _specification(newest)
+    saved: Mapping[str, Any] | None = None
+    if isinstance(newest, Path):  # weights alone
+        saved, what = weight_files.header(newest), f"The weights {shown(newest)!r}"
+        config, newest = config.replace(weights=(str(newest),)), None
+    elif newest is not None:
+        saved, what = _specification(newest), f"The checkpoint {shown(newest.path)!r}"
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
         )
     guard: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if newest is not None and saved is not None and (agent is None or not options):
-        what = f"The checkpoint {shown(newest.path)!r}"
+    if saved is not None and (agent is None or not options):
         agent = parse_saved_agent(saved["agent"], what, None if agent is None else parse_agent(agent))
         guard = from_file(what)
     definition = parse_agent(agent, **options)
@@ -253,7 +259,7 @@ def _prepared(
     except BaseException:
         env.close()
         raise
-    return learner, train, env
+    return learner, train, env, saved
 
 
 def _specification(newest: Checkpoint) -> Mapping[str, Any]:
@@ -316,15 +322,18 @@ def _play_exported(config: PlayConfig, path: str) -> PlayResult:
     )
 
 
-def _newest(directory: str, best: bool) -> Checkpoint:
+def _newest(directory: str, best: bool) -> Checkpoint | Path:
     """Return the newest whole checkpoint of a run or saved agent, or of a run's best evaluation."""
-    from operant import checkpoint
+    from operant.checkpoint.weight_files import FORMATS
+    from operant.execution.saving import find_checkpoint, find_file
     from operant.training.run_dir import BEST, runs_within
 
     folder = Path(directory).absolute()  # its arrays are read after the environment is made
     for place in (folder / BEST,) if best else (folder / "checkpoints", folder):
-        if place.is_dir() and (newest := checkpoint.newest(place)) is not None:
+        if (newest := find_checkpoint(place, None)) is not None:
             return newest
+    if not best and (weights := find_file(folder, None, list(FORMATS.values()))) is not None:
+        return weights
     runs = runs_within(directory)
     if best and not runs:
         raise SpecError(

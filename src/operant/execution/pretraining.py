@@ -134,7 +134,7 @@ class BehavioralCloning:
 
     def _stepped(
         self, weights: Tree, state: Tree, hyper: Tree, block: Rollout, key: Key, lr: Array
-    ) -> tuple[Tree, Tree, Any]:
+    ) -> tuple[Tree, Tree]:
         algorithm: Any = self._engine.learner.at(hyper)
         block = self._engine.learner.mask_padding(block)
         params = {name: w["params"] for name, w in weights.items()}
@@ -148,12 +148,11 @@ class BehavioralCloning:
                 {name: {**learning[name], "params": params[name]} for name in weights}, block
             )
 
-        value, grads = jax.value_and_grad(loss)(params)
-        params, state, _ = optimise.apply(_adam(lr), params, state, grads)
+        params, state, _ = optimise.apply(_adam(lr), params, state, jax.grad(loss)(params))
         for name, model in self._models.items():
             if set(model.inputs) <= set(block.observation):  # critics that read actions do not imitate
                 params[name] = model.averaged(params[name], learning[name], block.observation)
-        return {name: {**weights[name], "params": params[name]} for name in weights}, state, value
+        return {name: {**weights[name], "params": params[name]} for name in weights}, state
 
     def _counted(
         self,
@@ -188,8 +187,8 @@ class BehavioralCloning:
                 self._weights, self._scale, self._hyper, *padded, np.arange(COUNTED) < len(part)
             )
 
-    def learn(self, trace: Trace, passes: int, fresh: np.ndarray, lr: float) -> float:
-        """Go through a trace a number of times, in random order; return the mean loss of the last pass.
+    def learn(self, trace: Trace, passes: int, fresh: np.ndarray, lr: float) -> None:
+        """Go through a trace a number of times, in random order.
 
         `lr` is the learning rate. The running moments have not counted the steps that are `fresh` `[R]` yet.
         """
@@ -201,18 +200,13 @@ class BehavioralCloning:
         if jax.tree.leaves(self._engine.learner.start_carry()):
             self.hand_over()  # recurrent states are computed with what the agent has learnt so far
         segments = self._cut(trace)
-        value = float("nan")
         for _ in range(passes):
-            values = []
             for block in self._batches(segments):
                 key = jax.random.fold_in(self._key, self._taken)
-                self._weights, self._state, one = self._step(
+                self._weights, self._state = self._step(
                     self._weights, self._state, self._hyper, block, key, np.float32(lr)
                 )
                 self._taken += 1
-                values.append(float(one))
-            value = float(np.mean(values))
-        return value
 
     def _cut(self, trace: Trace) -> list[list[ActorRow]]:
         actors = Actors(1, SEGMENT, self._engine.learner.start_carry(), 0)

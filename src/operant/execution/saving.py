@@ -51,14 +51,14 @@ def find_saved(directory: Path, filename: str | None, format: Any) -> checkpoint
         check_format(format)
     folder = directory / "checkpoints" if (directory / "checkpoints").is_dir() else directory
     saved = None if format in FORMATS else find_checkpoint(folder, filename)
-    weights = None
+    weights = whole = None
     if saved is None and format != "checkpoint":
         whole = None if filename is None or not folder.is_dir() else checkpoint.newest(folder, filename)
         kinds = [FORMATS[format]] if format in FORMATS else list(FORMATS.values())
         weights = find_file(folder, filename, kinds, numbered=format is not None or whole is None)
     if weights is None and format in FORMATS:
         raise CheckpointError(f"There are no weights (*{FORMATS[format]}) in {str(directory)!r}.")
-    return weights or saved or checkpoint_in(folder, filename, numbered=True)
+    return weights or saved or whole or checkpoint_in(folder, filename, numbered=True)
 
 
 def find_file(

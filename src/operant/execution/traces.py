@@ -16,7 +16,6 @@ one after the other, `R` steps together, as plain arrays:
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -135,30 +134,12 @@ def add(folder: Path, number: int, spaces: Spaces, trace: Trace) -> int:
     if trace.last is not None:
         arrays |= _named(spaces.states, "last_states", trace.last)
     folder.mkdir(parents=True, exist_ok=True)
-    with durable.temporary(folder / "trace.tmp") as temporary:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())  # before it gets its name
-        while not _renamed(temporary, folder / file_name(number)):
+    with durable.locked(folder):
+        while (folder / file_name(number)).exists():
             number += 1
-        durable.sync(folder)
+        with durable.replaced(folder / file_name(number)) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return number
-
-
-def _renamed(temporary: Path, path: Path) -> bool:
-    """Give a file its name, unless that is taken."""
-    try:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            path.touch(exist_ok=False)
-            os.replace(temporary, path)
-    except FileExistsError:
-        return False
-    return True
 
 
 def read(path: Path, spaces: Spaces) -> Trace:

@@ -253,7 +253,7 @@ class Summarizer:
 
 
 def _histogram(name: str, x: np.ndarray) -> list[Any]:
-    """Return a summary of an array's finite numbers, the only ones tensorboardX takes; nothing without any."""
+    """Return a summary of an array's finite numbers, the only ones that it may hold; nothing without any."""
     from tensorboardX.summary import histogram
 
     x = x[np.isfinite(x)]

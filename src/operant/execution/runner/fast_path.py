@@ -8,6 +8,7 @@ acting in each row (`host`).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,9 +27,6 @@ from operant.training import signals
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.host_driver import HostDriver
 
-_SHOWN = {"visualize", "render_mode"}
-"""Arguments of an environment that is shown on screen: a second copy of it must not be made."""
-
 
 class FastPath:
     """Runs an agent with a driver of training runs, as long as whole blocks keep exactly within the limits.
@@ -39,14 +37,16 @@ class FastPath:
     episodes run side by side, one for each actor.
     """
 
-    def __init__(self, environment: Any, max_episode_timesteps: int | None, n: int) -> None:
-        self._environment, self._limit, self._n = environment, max_episode_timesteps, n
+    def __init__(
+        self, environment: Any, connections: Sequence[Any], max_episode_timesteps: int | None, n: int
+    ) -> None:
+        self._connections, self._limit, self._n = connections, max_episode_timesteps, n
         self._device: DeviceDriver | None = None
         self._vector: VectorEnv | None = None
         self._spec = spec = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self._driver = ""
         if spec.reward_shaping is None:
-            plain = isinstance(spec.target, GymnasiumSpec) and not _SHOWN & spec.arguments.keys()
+            plain = isinstance(spec.target, GymnasiumSpec)
             self._driver = "device" if spec.is_native else "host" if plain else ""
 
     def run(self, agent: Agent, options: RunOptions, statistics: RunStatistics, seed: int) -> None:
@@ -62,7 +62,7 @@ class FastPath:
             while not statistics.ending and (left := self._blocks(agent.learner, options, statistics)):
                 blocks = min(driver.blocks, left)
                 with signals.held():  # what a block consumes exists nowhere until it is done and counted
-                    self._advance(driver, blocks, min(driver.blocks, left - blocks), statistics)
+                    self._advance(driver, blocks, min(driver.blocks, left - blocks), options, statistics)
                     statistics.updates = int(driver.train.counters.updates) - before
                 show(statistics, episode=True)
         finally:
@@ -72,7 +72,11 @@ class FastPath:
 
     @staticmethod
     def _advance(
-        driver: DeviceDriver | HostDriver, blocks: int, ahead: int, statistics: RunStatistics
+        driver: DeviceDriver | HostDriver,
+        blocks: int,
+        ahead: int,
+        options: RunOptions,
+        statistics: RunStatistics,
     ) -> None:
         began, step = time.perf_counter(), driver.step
         finished = driver.advance(blocks, ahead)
@@ -81,14 +85,11 @@ class FastPath:
             seconds = each * episode.length
             # The agent's seconds include the environments': the two cannot be told apart.
             add_episode(statistics, episode.reward, episode.length, seconds, seconds, 0.0)
+            score = options.score(statistics, statistics.episode_returns)
+            if score is not None and score > statistics.best_evaluation_score:
+                statistics.best_evaluation_score = score
         statistics.timesteps += driver.step - step
         statistics.episodes += len(finished)
-
-    def close(self) -> None:
-        """Close the environments that it made."""
-        if self._vector is not None:
-            self._vector.close()
-        self._vector = self._device = None
 
     def _blocks(self, learner: Learner, options: RunOptions, statistics: RunStatistics) -> int:
         reports = options.callback or options.scores or options.evaluation
@@ -115,9 +116,8 @@ class FastPath:
     def _on_host(self, agent: Agent, state: DetachedState, seed: int) -> HostDriver:
         assert agent.engine is not None
         if self._vector is None:
-            self._vector = create.create(
-                self._environment, self._n, "in-process", max_episode_timesteps=self._limit
-            )
+            games = [each.environment.gymnasium for each in self._connections]
+            self._vector = create.create(games, mode="in-process", max_episode_timesteps=self._limit)
         driver = HostDriver(agent.engine, self._vector, seed)
         if state.last is not None:
             driver.restore(state.train, {"observation": state.last})

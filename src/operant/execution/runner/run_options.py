@@ -2,69 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from operant.errors import SpecError, as_folder, value_error, whole
+from operant.errors import SpecError, as_folder, whole
+from operant.spec import Config, option
 from operant.training.callbacks import callbacks_of
 
-SWITCHES = ("batch_agent_calls", "sync_timesteps", "sync_episodes", "use_tqdm", "evaluation")
-COUNTS = (
-    "num_episodes",
-    "num_timesteps",
-    "num_updates",
-    "callback_episode_frequency",
-    "callback_timestep_frequency",
-)
 
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Config):
     """How far a run goes, how, and what it reports; see `Runner.run`."""
 
-    num_episodes: int | None = None
-    num_timesteps: int | None = None
-    num_updates: int | None = None
-    batch_agent_calls: bool = False
-    sync_timesteps: bool = False
-    sync_episodes: bool = False
-    num_sleep_secs: float = 0.001
-    callback: tuple[Callable[..., Any], ...] = ()
-    callback_episode_frequency: int | None = None
-    callback_timestep_frequency: int | None = None
-    use_tqdm: bool = True
-    mean_horizon: int = 1
-    evaluation: bool = False
-    save_best_agent: Path | None = None
-    evaluation_callback: Callable[..., Any] | int | None = None
+    num_episodes: int | None = option(None, "Episodes to run", low=1)
+    num_timesteps: int | None = option(None, "Timesteps to run", low=1)
+    num_updates: int | None = option(None, "Updates to run", low=1)
+    batch_agent_calls: bool = option(False, "Call the agent once for all environments")
+    sync_timesteps: bool = option(False, "Step all environments together")
+    sync_episodes: bool = option(False, "Begin all episodes together")
+    num_sleep_secs: float = option(0.001, "Longest wait for environments", unit="seconds", low=0.0)
+    callback: tuple[Any, ...] = option((), "Functions that are called on the way")
+    callback_episode_frequency: int | None = option(None, "Episodes between callbacks", low=1)
+    callback_timestep_frequency: int | None = option(None, "Timesteps between callbacks", low=1)
+    use_tqdm: bool = option(True, "Show a progress bar")
+    mean_horizon: int = option(1, "Episodes that the score is averaged over", low=1)
+    evaluation: bool = option(False, "Only evaluate")
+    save_best_agent: str | None = option(None, "Directory for the best agent")
+    evaluation_callback: Callable[..., Any] | int | None = option(
+        None, "Function that returns the score, or episodes that it is averaged over"
+    )
 
     @classmethod
-    def read(cls, **arguments: Any) -> RunOptions:
+    def read(cls, callback: Any, save_best_agent: Any, evaluation_callback: Any, **others: Any) -> RunOptions:
         """Check the arguments of `Runner.run`; SpecError: a value is not understood."""
-        values = vars(cls()) | arguments
-        for name in SWITCHES:
-            if not isinstance(values[name], bool):
-                raise value_error(name, "True or False", values[name])
-        seconds, function = values["num_sleep_secs"], values["evaluation_callback"]
-        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-            raise value_error("num_sleep_secs", "a number of at least 0", seconds)
-        directory = values["save_best_agent"]
-        if directory is not None and not isinstance(directory, str | Path):
-            raise value_error("save_best_agent", "a directory", directory)
-        values["mean_horizon"] = whole("mean_horizon", values["mean_horizon"])
-        values["callback"] = callbacks_of(
-            values["callback"], "a callable (runner, parallel) -> bool, or a list of such"
+        if not callable(evaluation_callback):
+            whole("evaluation_callback", evaluation_callback, optional=True)
+        if isinstance(save_best_agent, str | Path):
+            save_best_agent = str(as_folder("save_best_agent", save_best_agent).absolute())
+        if others["callback_timestep_frequency"] is None and others["callback_episode_frequency"] is None:
+            others["callback_episode_frequency"] = 1
+        must = "a callable (runner, parallel) -> bool, or a list of such"
+        callbacks = callbacks_of(callback, must)
+        return cls(
+            callback=callbacks,
+            save_best_agent=save_best_agent,
+            evaluation_callback=evaluation_callback,
+            **others,
         )
-        counts = COUNTS if callable(function) else (*COUNTS, "evaluation_callback")
-        values |= {name: whole(name, values[name], optional=True) for name in counts}
-        if values["callback_timestep_frequency"] is None and values["callback_episode_frequency"] is None:
-            values["callback_episode_frequency"] = 1
-        if directory is not None:
-            values["save_best_agent"] = as_folder("save_best_agent", directory).absolute()
-        return cls(**values)
 
     @property
     def counted(self) -> tuple[str, int | None]:

@@ -100,7 +100,7 @@ class Runner(RunStatistics):
             raise
         self._fast_path: FastPath | None = None
         if environments is None and remote is None and not evaluation:
-            self._fast_path = FastPath(environment, max_episode_timesteps, actors)
+            self._fast_path = FastPath(environment, self.environments, max_episode_timesteps, actors)
         self._runs = 0
         self._running = False
         self._closed = False
@@ -184,6 +184,7 @@ class Runner(RunStatistics):
                 no handler of its own: the run has ended as if a callback had ended it. The status is 143
                 (129).
         """
+        given = {name: value for name, value in locals().items() if name != "self"}
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
         if self._running:
@@ -192,23 +193,7 @@ class Runner(RunStatistics):
                 "with the same agent: "
                 "Runner(agent=runner.agent, environment=...).run(num_episodes=10, evaluation=True)."
             )
-        options = RunOptions.read(
-            num_episodes=num_episodes,
-            num_timesteps=num_timesteps,
-            num_updates=num_updates,
-            batch_agent_calls=batch_agent_calls,
-            sync_timesteps=sync_timesteps,
-            sync_episodes=sync_episodes,
-            num_sleep_secs=num_sleep_secs,
-            callback=callback,
-            callback_episode_frequency=callback_episode_frequency,
-            callback_timestep_frequency=callback_timestep_frequency,
-            use_tqdm=use_tqdm,
-            mean_horizon=mean_horizon,
-            evaluation=evaluation,
-            save_best_agent=save_best_agent,
-            evaluation_callback=evaluation_callback,
-        )
+        options = RunOptions.read(**given)
         self._expect_end(options)
         self._begin_run(options.mean_horizon)
         for slot in self._slots:
@@ -265,8 +250,6 @@ class Runner(RunStatistics):
             stack.callback(close_all, self.environments)
             if not self.is_agent_external:
                 stack.callback(self.agent.close)
-            if self._fast_path is not None:
-                stack.callback(self._fast_path.close)
 
     def __enter__(self) -> Runner:
         return self

@@ -78,26 +78,6 @@ Callback: TypeAlias = Callable[["Trainer", Record], bool | None]
 """What `fit` calls whenever training reports."""
 
 
-class _ObjectMethod:
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self.method = method
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is not None:
-            return self.method.__get__(instance, owner)
-
-        @functools.wraps(self.method)
-        def refuse(*_: Any, **__: Any) -> Any:
-            name = owner.__name__
-            raise UsageError(
-                f"{name}.load is called on an object: make it with its environments, agent = {name}(envs, "
-                "...), then agent.load(directory) "
-                "goes on with training. To act only, Agent.load(directory=...) needs no environments."
-            )
-
-        return refuse
-
-
 class _Turns:
     """Lets other threads in between two blocks of `fit`: updates consume the arrays that they would read."""
 
@@ -122,7 +102,13 @@ def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        agent: Any = arguments[0]
+        agent: Any = arguments[0] if arguments else None
+        if not isinstance(agent, Trainer):
+            raise UsageError(
+                f"{method.__name__} is called on an object: make it with its environments, "
+                f"agent = PPO(envs, ...), then agent.{method.__name__}(...). To act only, "
+                "Agent.load(directory=...) needs no environments."
+            )
         here, before = threading.get_ident(), agent._thread
         if before not in (None, here):
             if method.__name__ in ("fit", "load"):
@@ -645,9 +631,6 @@ class Trainer:
         self._begun, self._wrote, self._loaded = True, False, str(place)
         self._assign_models()
         return self
-
-    if not TYPE_CHECKING:  # to a type checker it is a method like others
-        load = _ObjectMethod(load)
 
     def _differing(self, found: checkpoint.Checkpoint) -> str:
         """Say in which options or spaces a checkpoint differs, if any.
