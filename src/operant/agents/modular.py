@@ -20,8 +20,8 @@ gradients flow back through them (Kapturowski et al. 2019, stored state and burn
 memory is one step with the rows before it.
 
 Deviations: predictions, and the old policy of the importance ratio, are those at the beginning of the update.
-Timesteps are counted as rows of all actors, one of which per episode holds its last observation and takes
-part in no loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the
+Timesteps are environment steps of all actors. The row that holds an episode's last observation is no step,
+and takes part in no loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the
 prediction for the last observation; if nothing is predicted, the limit counts as a termination.
 """
 

@@ -136,7 +136,7 @@ class BatchPreparation:
             return self._judged(block, newest_episodes(block, order, c.batch_size))
         known_at = known(block, 1 if c.bootstraps else c.horizon)
         rows, counts = self._judged(block, newest(block, known_at, age, c.batch_size, self.late))
-        if self.recurrent:
+        if self.recurrent or not c.bootstraps:  # where an episode's end makes all of its rows known at once
             return rows, counts
         # The memory has room for short episodes, each with a row more: gradient steps need not pass over it.
         (index,) = jnp.nonzero(counts, size=min(len(counts), c.batch_size), fill_value=0)
