@@ -42,6 +42,8 @@ _MODULES = {
     "datasets": "operant.execution.datasets",
     "keras": "operant.keras",  # Keras on JAX
 }
+_PACKAGES = ("checkpoint", "envs", "errors", "tracking", "training", "tuning")
+"""Whose names are written in full: `operant.envs.check_env`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -52,8 +54,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name == "__all__":  # `from operant import *` asks for it, and gets the classes of the algorithms, too
         return __dir__()
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+    if name in _MODULES or name in _PACKAGES:
+        return importlib.import_module(_MODULES.get(name, f"operant.{name}"))
     if name[:1].isupper():  # the classes of the algorithms: PPO, DQN, ...
         module = importlib.import_module("operant.execution.trainers.trainer")
         if name in module.CLASSES:

@@ -312,7 +312,7 @@ def test_an_empty_folder_has_none(tmp_path):
     assert checkpoint.list_checkpoints(tmp_path) == []
     assert not checkpoint.is_checkpoint(tmp_path)
     assert checkpoint.newest(tmp_path) is None
-    assert checkpoint.latest_header(tmp_path) is None
+    assert checkpoint.newest(tmp_path, without="") is None
 
 
 @pytest.fixture
@@ -349,11 +349,22 @@ def test_a_header_is_found_without_reading_arrays(tmp_path, reads):
     cut = save(tmp_path, "c") / "arrays.safetensors"
     os.truncate(cut, 40)
     with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .* has 40 bytes where"):
-        assert checkpoint.latest_header(tmp_path) == {"name": "b"}
+        assert checkpoint.newest(tmp_path, without="").header == {"name": "b"}
     cut.unlink()
     with pytest.warns(RuntimeWarning, match="Checkpoint skipped: .* cannot be read"):
-        assert checkpoint.latest_header(tmp_path) == {"name": "b"}
+        assert checkpoint.newest(tmp_path, without="").header == {"name": "b"}
     assert not reads
+
+
+def test_a_part_may_stay_unread(tmp_path, monkeypatch, reads):
+    monkeypatch.setattr(checkpoint.store, "_SHARD", 100)
+    tree = {"memory": np.arange(30.0), "params": np.arange(40.0)}
+    checkpoint.save(tmp_path, tree, {}, name="x")
+    found = checkpoint.newest(tmp_path, without="['memory']")
+    assert len(reads) == 1
+    assert_equal(found.part("params", tree["params"]), tree["params"])
+    assert len(reads) == 1
+    assert_equal(found.load(tree), tree)
 
 
 def test_keep_spares_the_best(tmp_path):

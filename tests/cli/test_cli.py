@@ -582,6 +582,7 @@ def test_refusals_say_what_is_wrong_and_leave_nothing_behind(
             "--checkpoints 'mine'",
         ),
         (("file", "b"), "Received: --checkpoints 'file'. Something else is there, which would be lost."),
+        (("file.npz", "b"), "Received: --checkpoints 'file.npz'. Something else is there, which"),
         (
             ("file/a", "b"),
             "checkpoints must be in a folder: 'file' is a file. Received: --checkpoints 'file/a'.",
@@ -610,6 +611,7 @@ def test_places_of_weights_are_checked_before_training(paths, message, capsys, t
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("text")
+    (tmp_path / "file.npz").write_text("text")
     before = sorted(tmp_path.rglob("*"))
     command = ["train", "ddpg", "--env", "Pendulum-v1", "--max-steps", "10", "--run-dir", "runs/a"]
     small = [

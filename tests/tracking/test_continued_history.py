@@ -194,6 +194,19 @@ def test_a_history_that_another_run_writes_to_is_refused(tmp_path, monkeypatch, 
     assert agent._progress.origin.step == began and while_it_trains and all(while_it_trains)
 
 
+@pytest.mark.slow
+def test_a_run_whose_own_history_another_has_continued_is_not_resumed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["train", "ppo", *COMMON[:-2], "--quiet", "--max-steps"]
+    assert main([*command, "300", "--run-dir", "first"]) == 0
+    assert main([*command, "900", "--run-dir", "b", "--history-checkpoint", "first/history.parquet"]) == 0
+    rows = len(read_history("first/history.parquet")["step"])
+    assert main(["train", "--resume", "first", "--max-steps", "600"]) == 2
+    assert "another run has continued it" in capsys.readouterr().err
+    assert len(read_history("first/history.parquet")["step"]) == rows
+    assert main(["train", "--resume", "b", "--max-steps", "1000"]) == 0
+
+
 def _refused(path):
     try:
         with history_held(path):

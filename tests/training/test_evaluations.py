@@ -84,7 +84,7 @@ def test_training_does_not_notice_and_every_policy_is_scored(env):
     agent, run = operant.Agent.load("run"), resumed("run", {}).run
     with host_vector(run, 2) as envs:
         evaluation = Evaluation(Evaluator(agent.learner, envs), 200, 5, run.seed)
-        again = evaluation.run(agent.engine.train, steps[-1], lambda: False)
+        again = evaluation.run(agent.engine.train, 600, lambda: False)  # when the last was due
     assert sorted(e.reward for e in again) == sorted(found["episode_reward"][-5:])
 
 
@@ -206,6 +206,21 @@ def test_a_run_without_evaluations_can_be_resumed_with_them():
         resumed("run", {"max_steps": 600})
     )  # it still evaluates, the last time at its end, after whole blocks
     assert [step // 100 for step in np.unique(rows()["step"])] == [2, 3, 4, 5, 5]
+    train(resumed("run", {"max_steps": 700, "eval_episodes": 3}))
+    assert resumed("run", {"max_steps": 800, "eval_frequency": None}).run.eval_frequency is None
+
+
+def test_the_last_evaluation_plays_new_episodes(monkeypatch):
+    """A run of whole rollouts ends a little before its last evaluation is due."""
+    seeds, run = [], Evaluator.run
+
+    def noted(self, train, episodes, *, seed, **rest):
+        seeds.append(seed)
+        return run(self, train, episodes, seed=seed, **rest)
+
+    monkeypatch.setattr(Evaluator, "run", noted)
+    train(plan(max_steps=300, eval_frequency=100, eval_episodes=1))
+    assert len(seeds) == len(set(seeds)) == 3
 
 
 @pytest.mark.slow

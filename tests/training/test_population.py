@@ -95,7 +95,7 @@ def test_changing_one_run_leaves_the_others_and_the_replay_memories_where_they_a
     assert equal(member.learnt._replace(memory=()), member.train._replace(memory=()))
 
     def places():
-        kept = [runs.states._state] if mapped else runs.states._states
+        kept = [runs.states] if mapped else runs.drivers
         return [x.unsafe_buffer_pointer() for x in jax.tree.leaves([each.train.memory for each in kept])]
 
     there = places()

@@ -87,10 +87,8 @@ def test_what_decides_about_the_bits_of_a_gpu_is_recorded(monkeypatch):
     assert provenance.machine()["deterministic"] is True and _remedy() == ""
 
 
-def test_digest_tells_content_and_names(tmp_path):
+def test_a_digest_tells_content(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x").write_bytes(content)
+        (tmp_path / name).write_bytes(content)
     digests = [provenance.digest(tmp_path / name) for name in "abc"]
     assert digests[0] == digests[1] != digests[2]
-    assert provenance.digest(tmp_path / "a" / "x") != digests[0]

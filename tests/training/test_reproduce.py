@@ -16,6 +16,7 @@ from operant.cli import main
 from operant.tracking import EpisodeRecord, History, read_history
 from operant.training import reproduce
 from operant.training.drivers.device_driver import DeviceDriver
+from operant.training.session import weights_digest
 
 COMMAND = [
     "train",
@@ -227,6 +228,17 @@ def test_what_happened_after_the_steps_that_are_asked_for_does_not_matter(run, m
     assert status == 0 and "up to step 300" in text, text
     status, text = reproduced(capsys, "--max-steps", "301")
     assert status == 2 and "it was resumed at step 300" in text
+
+
+def test_weights_are_those_of_the_checkpoint_whatever_else_is_written_beside_it(run, capsys):
+    saved = json.loads((run / "run.json").read_text())
+    digest = weights_digest("run")
+    (run / "report.html").touch()
+    assert (
+        weights_digest("run") == digest == checkpoint.Checkpoint(checkpoint.latest("run/checkpoints")).sha256
+    )
+    (run / "run.json").write_text(json.dumps({**saved, "weights": {"run": digest}}))
+    assert "have been written to since" not in reproduced(capsys, "--max-steps", "1")[1]
 
 
 def test_no_run_no_checkpoint_and_no_room_are_told(run, capsys):

@@ -76,21 +76,6 @@ def test_a_process_writes_to_a_folder_that_it_holds(tmp_path):
         pass
 
 
-def test_who_waits_for_a_folder_of_another_process_is_told(tmp_path, monkeypatch):
-    other, lock = durable.hold(tmp_path), durable.lock
-
-    def waited(descriptor, wait=False):
-        if wait:  # by now it was told
-            os.close(other)
-        return lock(descriptor, wait)
-
-    monkeypatch.setattr(durable, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(durable, "lock", waited)
-    with pytest.warns(RuntimeWarning, match="is held by another process that writes there"):
-        checkpoint.save(tmp_path, {"x": np.ones(3)}, {}, name="step-1")
-    assert (tmp_path / "step-1").is_dir()
-
-
 def test_a_file_system_without_locks_is_no_obstacle(monkeypatch, tmp_path):
     def without_locks(*args):
         raise OSError(errno.ENOSYS, "Function not implemented")

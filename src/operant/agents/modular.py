@@ -21,8 +21,8 @@ memory is one step with the rows before it.
 
 Deviations: predictions, and the old policy of the importance ratio, are those at the beginning of the update.
 Timesteps are environment steps of all actors. The row that holds an episode's last observation is no step,
-and takes part in no loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps from the
-prediction for the last observation; if nothing is predicted, the limit counts as a termination.
+and takes part in no loss. The importance ratio is clipped to 1 ± ε. At a time limit the return bootstraps
+from the prediction for the last observation; if nothing is predicted, the limit counts as a termination.
 """
 
 from __future__ import annotations

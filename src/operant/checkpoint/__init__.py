@@ -7,11 +7,11 @@ follows no link out of it, so a checkpoint from elsewhere is safe to open.
 """
 
 from operant.checkpoint.store import (
+    MEMORY,
     NAMED,
     Checkpoint,
     is_checkpoint,
     latest,
-    latest_header,
     list_checkpoints,
     load,
     named_well,
@@ -22,12 +22,12 @@ from operant.checkpoint.store import (
 from operant.errors import CheckpointError
 
 __all__ = [
+    "MEMORY",
     "NAMED",
     "Checkpoint",
     "CheckpointError",
     "is_checkpoint",
     "latest",
-    "latest_header",
     "list_checkpoints",
     "load",
     "named_well",

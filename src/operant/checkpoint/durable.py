@@ -28,8 +28,6 @@ _UNKNOWN = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, err
 disk."""
 TEMPORARY = ".tmp-"
 """How the names of files begin that are being written: they are left behind if the process dies."""
-PATIENCE_SECONDS = 30.0
-"""How long another process may hold a folder before those who wait for it are warned."""
 WARNING_SECONDS = 60.0
 """Seconds between two warnings that the same thing cannot be written."""
 _WARNED: dict[str, float] = {}
@@ -213,25 +211,10 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder that exists against other writers, once none is at work; long waits are warned of."""
+    """Lock a folder that exists against other writers, once none is at work."""
     descriptor = os.open(folder.resolve(), os.O_RDONLY)
-    until = time.monotonic() + PATIENCE_SECONDS
     try:
-        while True:
-            try:
-                lock(descriptor)
-                break
-            except BlockingIOError:
-                time.sleep(0.02)
-            if time.monotonic() >= until:
-                warnings.warn(
-                    f"{folder} is held by another process that writes there: waiting for its end. Write to "
-                    "another folder to go on at once.",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-                lock(descriptor, wait=True)
-                break
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

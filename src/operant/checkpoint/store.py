@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from platform import python_version
 from typing import Any
@@ -28,6 +28,8 @@ from operant.errors import CheckpointError, MismatchError, as_folder, value_erro
 from operant.spec import plain
 from operant.types import Tree
 
+MEMORY = "['train'].memory"
+"""How the names of the leaves of a replay memory begin."""
 _REPLACED = ".old-"
 # File systems allow 255 characters, some of which are needed for the number at the end and for temporary
 # names.
@@ -242,22 +244,27 @@ class Checkpoint:
         self._kept: dict[str, Any] = {}  # leaves that were read with others, and not yet taken
 
     @property
+    def sha256(self) -> str:
+        """Hash of everything in it: the manifest names those of its files."""
+        return self._manifest["sha256"]
+
+    @property
     def header(self) -> dict[str, Any]:
         """The caller's data beside the arrays."""
         header: dict[str, Any] = self._manifest["header"]
         return header
 
-    def measure(self) -> None:
-        """Check, without reading, that files have the sizes that were written, or raise `CheckpointError`."""
-        for file, entry in self._manifest["files"].items():
-            durable.measure(self.path / file, entry["bytes"])
+    def read(self, like: Tree = None, without: str | None = None) -> None:
+        """Read and verify all of it, if it fits `like` (None: any), into memory; raises as `load`.
 
-    def read(self, like: Tree = None) -> None:
-        """Read and verify all of it, if it fits `like` (None: any), into memory; raises as `load`."""
+        Files that hold only leaves whose names begin with `without` are left alone.
+        """
         entries = self._manifest["leaves"]
         if like is not None:
             _fit(self.path, entries, _named(like))  # before reading what may be large
-        self._keep(entries)
+        for file, entry in self._manifest["files"].items():
+            durable.measure(self.path / file, entry["bytes"])
+        self._keep(name for name in entries if without is None or not name.startswith(without))
 
     def load(self, like: Tree = None) -> Tree:
         """Take the whole tree: see the function `load`."""
@@ -306,36 +313,47 @@ class Checkpoint:
         self._keep(entries)
         return {name: self._kept.pop(name) for name in entries}
 
-    def _keep(self, entries: dict[str, Any]) -> None:
+    def _keep(self, entries: Iterable[str]) -> None:
         lacking = [name for name in entries if name not in self._kept]
         if lacking:
             self._kept |= _read_leaves(self.path, self._manifest, lacking)
 
 
-def newest(directory: str | Path, name: str | None = None) -> Checkpoint | None:
+def newest(directory: str | Path, name: str | None = None, without: str | None = None) -> Checkpoint | None:
     """Return the newest checkpoint that is whole, read and verified, or None.
 
     Newer ones are skipped with a warning. Beside a writer that removes older ones, the folder is looked
     through again.
 
-    With `name`, only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
+    Args:
+        directory: folder of checkpoints.
+        name: only checkpoints of that name count, or of that name and a number: ``<name>-<number>``.
+        without: files that hold only leaves whose names begin so are not read: only their sizes are looked
+            at. Empty: no file is.
     """
-    return _newest(directory, Checkpoint.read, name)
+    wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
+    for _ in range(_LOOKS):
+        there = _entries(directory)
+        for path in reversed(list_checkpoints(directory)):
+            if wanted.fullmatch(path.name) is None:
+                continue
+            try:
+                candidate = Checkpoint(path)
+                candidate.read(without=without)
+            except CheckpointError as error:
+                if path.exists():
+                    warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=2)
+            else:
+                return candidate
+        if _entries(directory) == there:
+            break  # else a writer removed what was looked at, and has written another
+    return None
 
 
 def latest(directory: str | Path, name: str | None = None) -> Path | None:
     """Return the path of the newest checkpoint that is whole (see `newest`), or None."""
-    newest_whole = _newest(directory, Checkpoint.read, name)
+    newest_whole = newest(directory, name)
     return None if newest_whole is None else newest_whole.path
-
-
-def latest_header(directory: str | Path) -> dict[str, Any] | None:
-    """Return the header of the newest checkpoint whose files have their sizes; others give a warning.
-
-    No array is read, so it is not noticed if one was changed on the disk since.
-    """
-    newest_whole = _newest(directory, Checkpoint.measure)
-    return None if newest_whole is None else newest_whole.header
 
 
 def _standing(path: Path) -> Path:
@@ -358,28 +376,6 @@ def _ordered(folder: Path) -> list[tuple[Path, float]]:
                 order = math.inf
             checkpoints.append((path, order))
     return sorted(checkpoints, key=lambda pair: (pair[1], pair[0].name))
-
-
-def _newest(
-    directory: str | Path, check: Callable[[Checkpoint], None], name: str | None = None
-) -> Checkpoint | None:
-    wanted = re.compile(".*" if name is None else rf"(?:{re.escape(_REPLACED)})?{re.escape(name)}(?:-\d+)?")
-    for _ in range(_LOOKS):
-        there = _entries(directory)
-        for path in reversed(list_checkpoints(directory)):
-            if wanted.fullmatch(path.name) is None:
-                continue
-            try:
-                candidate = Checkpoint(path)
-                check(candidate)
-            except CheckpointError as error:
-                if path.exists():
-                    warnings.warn(f"Checkpoint skipped: {error}", RuntimeWarning, stacklevel=3)
-            else:
-                return candidate
-        if _entries(directory) == there:
-            break  # else a writer removed what was looked at, and has written another
-    return None
 
 
 def _entries(folder: str | Path) -> set[str]:

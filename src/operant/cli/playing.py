@@ -72,7 +72,7 @@ def refuse_folder(agent: str) -> None:
         return
     from operant import checkpoint
 
-    if (folder / "run.json").exists() or checkpoint.latest_header(folder) is not None:
+    if (folder / "run.json").exists() or checkpoint.newest(folder, without="") is not None:
         raise UsageError(
             f"{agent!r} is an agent, which is untrained, and here also the folder of a trained one. For that "
             f"give its path, {quoted(f'./{agent}')}; for the other rename the folder."
@@ -86,7 +86,7 @@ def _newest_run(agent: str) -> Path | None:
 
     wanted = ALIASES.get(agent, agent)
     for run in reversed(runs_in("runs")):
-        if run.agent == wanted and checkpoint.latest_header(run.directory / "checkpoints") is not None:
+        if run.agent == wanted and checkpoint.newest(run.directory / "checkpoints", without="") is not None:
             return run.directory
     return None
 
@@ -118,7 +118,7 @@ def _is_exported(folder: Path) -> bool:
         return False
     from operant import checkpoint
 
-    return checkpoint.latest_header(folder) is None
+    return checkpoint.newest(folder, without="") is None
 
 
 def help_text(agent: str | None, full: bool) -> str:

@@ -324,13 +324,16 @@ def _play_exported(config: PlayConfig, path: str) -> PlayResult:
 
 def _newest(directory: str, best: bool) -> Checkpoint | Path:
     """Return the newest whole checkpoint of a run or saved agent, or of a run's best evaluation."""
+    from operant import checkpoint
     from operant.checkpoint.weight_files import FORMATS
-    from operant.execution.saving import find_checkpoint, find_file
+    from operant.execution.saving import find_file
     from operant.training.run_dir import BEST, runs_within
 
     folder = Path(directory).absolute()  # its arrays are read after the environment is made
     for place in (folder / BEST,) if best else (folder / "checkpoints", folder):
-        if (newest := find_checkpoint(place, None)) is not None:
+        if checkpoint.is_checkpoint(place):
+            return checkpoint.Checkpoint(place)
+        if place.is_dir() and (newest := checkpoint.newest(place, without=checkpoint.MEMORY)) is not None:
             return newest
     if not best and (weights := find_file(folder, None, list(FORMATS.values()))) is not None:
         return weights

@@ -17,6 +17,7 @@ from operant.tracking.record import Logger, Origin
 from operant.tracking.tensorboard import TensorBoard
 from operant.tracking.wandb import WandB
 from operant.training.loop import TrainingLoop
+from operant.training.run_dir import history_of
 
 
 def create_loggers(
@@ -32,7 +33,7 @@ def create_loggers(
     current step is dropped.
     """
     resume = training.step if again or training.driver.step else None
-    history = run.history_checkpoint or (None if directory is None else directory / "history.parquet")
+    history = history_of(run, directory)
     loggers: list[Any] = [] if history is None else [History(history, resume_at_step=resume)]
     if directory is not None:
         loggers.append(MetricsFile(directory / "metrics.jsonl", resume_at_step=resume))

@@ -411,16 +411,16 @@ class TrainingLoop:
             return {}
         began = time.perf_counter()
         try:
-            scores = self._scored(evaluation, last)
+            scores = self._scored(evaluation, last, step)
         finally:  # even if it fails, this time does not count as training
             evaluation.evaluator.seconds += time.perf_counter() - began
         self._ending = self._interrupted  # meanwhile; there is one process
         return scores
 
-    def _scored(self, evaluation: Evaluation, last: EvaluationScores) -> dict[str, float]:
+    def _scored(self, evaluation: Evaluation, last: EvaluationScores, due: int) -> dict[str, float]:
         """Keep the policy if this evaluation is better than ever; return what is to be reported."""
         step, values = self.step, dict[str, float]()
-        finished = evaluation.run(self.driver.learnt, step, lambda: self._interrupted)
+        finished = evaluation.run(self.driver.learnt, due, lambda: self._interrupted)
         if finished is not None:
             rewards = [ended.reward for ended in finished]
             mean = sum(rewards) / len(rewards)

@@ -55,15 +55,10 @@ def processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def digest(path: str | Path) -> str:
-    """Return the SHA-256 of a file, or of the files of a folder with their names."""
-    path = Path(path)
-    whole = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(f"{file.relative_to(path).as_posix()}\n".encode())
-        with open(file, "rb") as content:
-            whole.update(hashlib.file_digest(content, "sha256").digest())
-    return whole.hexdigest()
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_state(directory: str | Path = ".") -> dict[str, Any] | None:

@@ -141,7 +141,7 @@ def reproduce(
 def _record(directory: Path, max_steps: int | None) -> RunRecord:
     """Read what a run left, without what it was to do, when it was resumed, after `max_steps`."""
     from operant import checkpoint
-    from operant.training.run_dir import runs_within
+    from operant.training.run_dir import history_of, runs_within
     from operant.training.train import resumed
 
     if not (directory / "run.json").is_file():
@@ -170,11 +170,14 @@ def _record(directory: Path, max_steps: int | None) -> RunRecord:
     run = run.replace(target_reward=None, max_steps=FOREVER)
     if data["vector"] is not None:
         run = run.replace(vector=data["vector"])
-    history = Path(run.history_checkpoint) if run.history_checkpoint else directory / "history.parquet"
+    history = history_of(run, directory)
+    assert history is not None
     return RunRecord(directory, data, run, history, newest, training, origin)
 
 
 def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[str]:
+    from operant.training.session import weights_digest
+
     if failed:
         yield "it was ended by an environment that failed, in the middle of a step."
     if data["together"] is not None:
@@ -212,7 +215,7 @@ def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[s
     for path, digest in data["weights"].items():
         if not Path(path).exists():
             yield f"the weights {path!r}, from which it began, do not exist here."
-        elif provenance.digest(path) != digest:
+        elif weights_digest(path) != digest:
             yield f"the weights {path!r}, from which it began, have been written to since."
 
 

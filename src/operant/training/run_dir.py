@@ -24,6 +24,7 @@ from operant.tracking.runs import files_within, read_run
 from operant.training import provenance
 from operant.training.environments import Environments
 from operant.training.loop import TrainingLoop
+from operant.training.session import weights_digest
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
@@ -113,9 +114,15 @@ def held(directory: Path) -> contextlib.AbstractContextManager[None]:
     )
 
 
+def history_of(run: RunConfig, directory: Path | None) -> Path | None:
+    """Return where the history of a run in a folder is; None: it writes none."""
+    own = None if directory is None else directory / "history.parquet"
+    return own if run.history_checkpoint is None else Path(run.history_checkpoint)
+
+
 @contextlib.contextmanager
 def history_held(path: str | Path | None) -> Iterator[None]:
-    """Hold the history that a run names against other runs, which would overwrite its rows.
+    """Hold the history of a run against other runs, which would overwrite its rows.
 
     One that is missing is made, and removed afterwards if nothing was written.
 
@@ -220,10 +227,10 @@ def run_entry(directory: Path, data: dict[str, Any]) -> RunEntry:
     if not isinstance(data["begun"], str):
         raise TypeError("begun")
     entry = RunEntry(directory, data["begun"], data["agent"]["type"], run["env"], run["seed"])
-    header = checkpoint.latest_header(directory / "checkpoints")
-    if header is None:
+    newest = checkpoint.newest(directory / "checkpoints", without="")
+    if newest is None:
         return entry
-    training = header["training"]
+    training = newest.header["training"]
     return entry._replace(
         step=training["step"] + training["origin"]["step"],
         episodes=training["score"]["episodes"],
@@ -262,7 +269,7 @@ def describe(
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "preprocessed": environments.preprocessed,
-        "weights": {path: provenance.digest(path) for path in run.weights},
+        "weights": {path: weights_digest(path) for path in run.weights},
     }
     _write(directory, data)
 

@@ -19,6 +19,7 @@ from operant.errors import MismatchError, SpecError, as_folder, shown, value_err
 from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
+from operant.training import provenance
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.device_mesh import Devices
 from operant.training.drivers.driver import Driver
@@ -233,7 +234,7 @@ def _expect_places(paths: Sequence[str]) -> None:
         if not checkpoint.named_well(path.name):
             raise value_error("checkpoints", f"paths whose last part is {checkpoint.NAMED}", shown(file))
         as_folder("checkpoints", path.parent, shown(file))
-        is_file = path.suffix in weight_files.KINDS and path.is_file()
+        is_file = path.suffix in weight_files.KINDS and path.is_file() and weight_files.is_described(path)
         if not (is_file or checkpoint.replaceable(path)):
             must = "new paths, or weights that were written before"
             remedy = "Something else is there, which would be lost. Give another path."
@@ -259,7 +260,7 @@ def _found(path: str) -> checkpoint.Checkpoint | Path:
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
     if checkpoint.is_checkpoint(folder):
         return checkpoint.Checkpoint(folder)
-    newest = checkpoint.newest(folder) if folder.is_dir() else None
+    newest = checkpoint.newest(folder, without=checkpoint.MEMORY) if folder.is_dir() else None
     if newest is not None:
         return newest
     if not place.exists():
@@ -267,6 +268,12 @@ def _found(path: str) -> checkpoint.Checkpoint | Path:
     kinds = ", ".join(weight_files.KINDS)
     must = f"what --checkpoints wrote, the folder of a run, a saved agent or a file of it ({kinds})"
     raise value_error("weights", must, shown(path), "There is no manifest.json in it.")
+
+
+def weights_digest(path: str) -> str:
+    """Return the SHA-256 of what stands at a path of `weights`."""
+    found = _found(path)
+    return provenance.digest(found) if isinstance(found, Path) else found.sha256
 
 
 def _origin(path: str) -> Mapping[str, Any]:

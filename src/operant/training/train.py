@@ -19,7 +19,7 @@ from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
 from operant.errors import SpecError, UsageError, quoted, reading, shown, value_error
-from operant.spec import effective, options, plain, presets, runtime, traced
+from operant.spec import default, effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
 from operant.tracking.console import wait
@@ -91,8 +91,10 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
     changes = {n: v for n, v in changes.items() if n in known}
     if "env" in changes:
         changes["env"] = full_id(changes["env"])
+    if changes.get("eval_frequency", ...) is None:  # evaluations end
+        changes.setdefault("eval_episodes", default(RunConfig, "eval_episodes"))
     numbers = _changeable(agent) if hyper else ()
-    typed = located(RunConfig.from_dict({**saved["run"], **changes})).to_dict()
+    typed = located(RunConfig.from_dict({**saved["run"], **limits, **changes})).to_dict()
     refused = [n for n in changes if n not in RESUMABLE and saved["run"].get(n, ...) != typed[n]]
     for name in refused + [n for n, v in hyper.items() if n not in numbers and agent.get(n, ...) != v]:
         raise SpecError(
@@ -140,17 +142,16 @@ def _reached(directory: Path, limit: int) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resuming will say which ones were skipped
         with reading(repr(shown(place))):
-            step = _step(checkpoint.latest_header(place), limit)
+            step = _step(checkpoint.newest(place, without=""), limit)
             if step >= limit:
-                whole = checkpoint.newest(place)
-                step = _step(None if whole is None else whole.header, limit)
+                step = _step(checkpoint.newest(place), limit)
     return step
 
 
-def _step(header: dict[str, Any] | None, limit: int) -> int:
-    if header is None:
+def _step(saved: checkpoint.Checkpoint | None, limit: int) -> int:
+    if saved is None:
         return 0
-    numbers = header["training"]
+    numbers = saved.header["training"]
     step, rows, rollout = (int(numbers[name]) for name in ("step", "rows", "rollout"))
     return counted(limit, step, rows, rollout, int(numbers["origin"]["step"]))
 
@@ -207,7 +208,7 @@ def _prepared(
                 directory = stack.enter_context(run_dir.claimed(run, definition.name))
             else:
                 stack.enter_context(run_dir.held(directory))
-            stack.enter_context(run_dir.history_held(run.history_checkpoint))
+            stack.enter_context(run_dir.history_held(run_dir.history_of(run, directory)))
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None and checkpoint.list_checkpoints(directory / "checkpoints"):
             run = run.replace(weights=())  # those that it began from may be gone
@@ -218,7 +219,7 @@ def _prepared(
         training = setup.training(run, directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
             if training.ended is not None:  # it had written all of its rows
-                refuse_rows_of_others(training)
+                refuse_rows_of_others(training, run_dir.history_of(run, directory))
         elif plan.resume is None:
             training.progress.begin_at(origin)
         if not first:
@@ -353,17 +354,17 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
 
 def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bool:
     """Tell whether a run that is resumed has had episodes, but its history is gone."""
-    history = Path(run.history_checkpoint or directory / "history.parquet")
+    history = run_dir.history_of(run, directory)
+    assert history is not None
     return training.progress.score.episodes > 0 and not any(history.glob("*.parquet"))
 
 
-def refuse_rows_of_others(training: TrainingLoop) -> None:
+def refuse_rows_of_others(training: TrainingLoop, history: Path | None) -> None:
     """Refuse to continue a history that another run has continued since: its rows would be dropped.
 
     Raises:
         UsageError: it has rows beyond the step where the run stands, which has written all of its own.
     """
-    history = training.run.history_checkpoint
     if history is not None and (reached := end_of(history).step) > training.step:
         raise UsageError(
             f"This run ended at step {training.step}, and the history {shown(history)!r} goes up to step "

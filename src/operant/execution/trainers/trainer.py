@@ -334,12 +334,12 @@ class Trainer:
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
-            stack.enter_context(run_dir.history_held(run.history_checkpoint))
+            stack.enter_context(run_dir.history_held(run_dir.history_of(run, directory)))
             if not self._begun:
                 self._progress.begin_at(history_origin(run))
                 self._begun = True
             elif self._wrote:
-                refuse_rows_of_others(training)
+                refuse_rows_of_others(training, run_dir.history_of(run, directory))
             self._wrote = True
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)

@@ -103,26 +103,16 @@ class Devices:
     def _put(self, tree: T, place: Callable[[Array], PartitionSpec]) -> T:
         if self._mesh is None:
             return tree
-        shardings = jax.tree.map(lambda x: self._sharding(place(x)), tree)
-        if self.processes == 1:
-            placed: T = jax.device_put(tree, shardings)
-            return placed
-        leaves, structure = jax.tree.flatten(tree)
-        kinds = [
-            jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in leaves
-        ]
-        # By way of the host: there is no other way to turn an array of one process into one of several.
-        words = [
-            np.asarray(x if kind is None else jax.random.key_data(x))
-            for x, kind in zip(leaves, kinds, strict=True)
-        ]
 
-        def keyed(words: list[Array]) -> Tree:
-            whole = [
-                w if kind is None else jax.random.wrap_key_data(w, impl=kind)
-                for w, kind in zip(words, kinds, strict=True)
-            ]
-            return jax.tree.unflatten(structure, whole)
+        def put(x: Array) -> Array:
+            sharding = self._sharding(place(x))
+            if self.processes == 1:
+                return jax.device_put(x, sharding)
+            if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+                return jax.random.wrap_key_data(put(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+            # By way of the host: each process has the whole array, and gives its devices their parts.
+            host = np.asarray(x)
+            return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
 
-        put: T = jax.jit(keyed, out_shardings=shardings)(words)
-        return put
+        placed: T = jax.tree.map(put, tree)
+        return placed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -63,14 +63,13 @@ class MultiSeedRunner:
         hyper = learner.hyper() if hyper is None else hyper
         hyper = jnp.broadcast_to(hyper, (self.size, hyper.shape[-1]))
         self.mapped = accelerated() if mapped is None else mapped
-        self.drivers = [SeedDriver(self, i, n) for i in range(self.size)]
+        self.drivers = [(_VmapDriver if self.mapped else SeedDriver)(self, i, n) for i in range(self.size)]
         """Each run, as the training loop sees it."""
         self.blocks = blocks or self.drivers[0].blocks
         for driver in self.drivers:
             driver.blocks = self.blocks
-        self.states = (_VmapRuns if self.mapped else _SeparateRuns)(
-            learner, self.loop, keys, hyper, self.blocks
-        )
+        runs = _VmapRuns if self.mapped else _SeparateRuns
+        self.states: Any = runs(self.drivers, self.loop, keys, hyper, self.blocks)
         self.unreported: list[Sequence[EpisodeResult]] = [()] * self.size
         """Each run's episodes that ended in a call of `advance` that failed for another run."""
         self.faults: list[str | None] = [None] * self.size
@@ -115,27 +114,6 @@ class MultiSeedRunner:
         return np.asarray([driver.step for driver in self.drivers])
 
 
-Part = Literal["train", "learnt", "world"]
-
-
-class SeedState(NamedTuple):
-    """What a call of the compiled loop replaces: of one run, or of all with one more axis."""
-
-    train: TrainState
-    world: RunnerState
-
-    def part(self, name: Part) -> Tree:
-        """Return a part; `learnt` is the learning state without its replay memory."""
-        return without_buffer(self.train) if name == "learnt" else getattr(self, name)
-
-    def replaced(self, name: Part, value: Tree) -> SeedState:
-        """Replace a part."""
-        if name != "learnt":
-            return self._replace(**{name: value})
-        whole = without_buffer(self.train) is self.train  # there was no memory to leave out
-        return self._replace(train=value if whole else value._replace(memory=self.train.memory))
-
-
 _Ends: TypeAlias = tuple[int, EpisodeEnds | PackedEnds, np.ndarray, Callable[[], EpisodeEnds]]
 """A run that advanced, its ends, its metrics, and what fetches the ends that were packed."""
 _Advanced: TypeAlias = tuple[list[_Ends], BaseException | None]
@@ -145,62 +123,59 @@ _Advanced: TypeAlias = tuple[list[_Ends], BaseException | None]
 class _SeparateRuns:
     """Each run by itself: one program for all, called for each, by as many threads as there are cores."""
 
-    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+    def __init__(
+        self, drivers: Sequence[SeedDriver], loop: DeviceRun, keys: Key, hyper: Array, blocks: int
+    ) -> None:
         self.calls = CallsAhead(ahead=False)
-        size, begin = keys.shape[0], jax.jit(loop.begin)
-        init = initializer(learner, loop.n, learner.init, _of(keys, 0), hyper[0], copies=size)
-        self._states: list[SeedState] = []
-        for i in range(size):
+        self._drivers, learner, begin = drivers, loop.learner, jax.jit(loop.begin)
+        init = initializer(learner, loop.n, learner.init, _of(keys, 0), hyper[0], copies=len(drivers))
+        for i, driver in enumerate(drivers):
             key = _of(keys, i)
-            state = SeedState(init(key, hyper[i]), begin(key))
             # One after the other, for the reason that `begun` says.
-            self._states.append(jax.block_until_ready(state))
+            driver.train, driver.world = jax.block_until_ready((init(key, hyper[i]), begin(key)))
         self._loop = functools.partial(loop.iterate, limit=blocks)
 
     @functools.cached_property
     def compiled(self) -> Any:
-        return compiled(jax.jit(self._loop, donate_argnums=(0, 1)), (*self._states[0], np.int32(0)))
+        first = self._drivers[0]
+        jitted = jax.jit(self._loop, donate_argnums=(0, 1))
+        return compiled(jitted, (first.train, first.world, np.int32(0)))
 
     @functools.cached_property
     def _threads(self) -> ThreadPoolExecutor:
         # JAX's kernels for batches of matrices, such as the physics of brax, may hold threads of XLA's pool
         # while they wait for others: two at once could wait for ever (see `begun`).
         alone = "lapack_" in self.compiled.as_text()
-        return ThreadPoolExecutor(1 if alone else min(len(self._states), processors()), "operant-run")
+        return ThreadPoolExecutor(1 if alone else min(len(self._drivers), processors()), "operant-run")
 
     def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
         loop = self.compiled
 
-        def call(index: int) -> tuple[SeedState, Any, Any]:
+        def call(driver: SeedDriver) -> tuple[Any, Any]:
             with memory_errors:
-                *state, report, kept = loop(*self._states[index], np.int32(blocks))
-            return SeedState(*state), jax.device_get(report), kept
+                driver.train, driver.world, report, kept = loop(driver.train, driver.world, np.int32(blocks))
+            return jax.device_get(report), kept
 
-        calls = {i: self._threads.submit(call, i) for i in wanted}
+        calls = {i: self._threads.submit(call, self._drivers[i]) for i in wanted}
         wait(calls.values())
         advanced, errors = [], []
         for i, each in calls.items():
             if (error := each.exception()) is not None:
                 errors.append(error)
                 continue
-            self._states[i], report, kept = each.result()
+            report, kept = each.result()
             advanced.append((i, *report, functools.partial(jax.device_get, kept)))
         return advanced, errors[0] if errors else None
 
-    def get(self, index: int, part: Part) -> Any:
-        return self._states[index].part(part)
-
-    def put(self, index: int, part: Part, value: Tree) -> None:
-        self._states[index] = self._states[index].replaced(part, value)
-
 
 class _VmapRuns:
-    def __init__(self, learner: Learner, loop: DeviceRun, keys: Key, hyper: Array, blocks: int) -> None:
+    def __init__(
+        self, drivers: Sequence[SeedDriver], loop: DeviceRun, keys: Key, hyper: Array, blocks: int
+    ) -> None:
+        learner = loop.learner
         init = functools.partial(begun, learner)
-        train = initializer(learner, loop.n, init, keys, hyper)(keys, hyper)
-        world = jax.jit(jax.vmap(loop.begin))(keys)
-        self._size = keys.shape[0]
-        self._state = SeedState(train, world)
+        self.train: TrainState = initializer(learner, loop.n, init, keys, hyper)(keys, hyper)
+        self.world: RunnerState = jax.jit(jax.vmap(loop.begin))(keys)
         self._loop = functools.partial(loop.iterate, limit=blocks)
         self._compiled: dict[bool, Any] = {}
         # As of a single run: see `DeviceDriver`.
@@ -212,12 +187,12 @@ class _VmapRuns:
         if ahead not in self._compiled:
             mapped = jax.vmap(self._loop, in_axes=(0, 0, None))
             jitted = jax.jit(mapped, donate_argnums=() if ahead else (0, 1))
-            self._compiled[ahead] = compiled(jitted, (*self._state, np.int32(0)))
+            self._compiled[ahead] = compiled(jitted, (self.train, self.world, np.int32(0)))
         return self._compiled[ahead]
 
     def advance(self, blocks: int, wanted: Sequence[int], ahead: int) -> _Advanced:
-        call = self.calls.advance(self.compile(), tuple(self._state), blocks, ahead)
-        self._state = SeedState(*call.state)
+        call = self.calls.advance(self.compile(), (self.train, self.world), blocks, ahead)
+        self.train, self.world = call.state
         with memory_errors:
             ends, meter = jax.device_get(call.report)
         fetch = functools.cache(functools.partial(jax.device_get, call.kept))
@@ -228,32 +203,9 @@ class _VmapRuns:
         runs = enumerate(zip(*ends, strict=True))  # each a tuple of one run's arrays
         return [(i, type(ends)(*own), meter[i], functools.partial(unpacked, i)) for i, own in runs], None
 
-    def get(self, index: int, part: Part) -> Any:
-        return _of(self._state.part(part), np.int32(index))
-
-    def put(self, index: int, part: Part, value: Tree) -> None:
-        self._state = self._state.replaced(part, _with(self._state.part(part), np.int32(index), value))
-
-
-class _PartOfRun:
-    """A part of the state of one of several runs, good until the runs advance."""
-
-    def __init__(self, part: Part) -> None:
-        self.part: Part = part
-
-    def __get__(self, driver: SeedDriver, owner: type) -> Any:
-        return driver.runner.states.get(driver.index, self.part)
-
-    def __set__(self, driver: SeedDriver, value: Tree) -> None:
-        driver.runner.states.put(driver.index, self.part, value)
-
 
 class SeedDriver(NativeDriver):
     """Run `index` of several as a driver for the training loop, except that only all advance, at once."""
-
-    train = _PartOfRun("train")
-    learnt = _PartOfRun("learnt")
-    world = _PartOfRun("world")
 
     def __init__(self, runner: MultiSeedRunner, index: int, n: int) -> None:
         super().__init__(runner.learner, n, CHECK_STEPS)
@@ -271,7 +223,40 @@ class SeedDriver(NativeDriver):
 
     def scale_lr(self, factor: float) -> tuple[float, float]:
         """Multiply the learning rate; the replay memory stays where it is."""
-        self.learnt, old, new = self.learner.scaled_lr(self.learnt, factor)
+        self.train, old, new = self.learner.scaled_lr(self.train, factor)
+        return old, new
+
+
+class _VmapDriver(SeedDriver):
+    """A run whose state is a part of that of all: what it returns is good until the runs advance."""
+
+    @property
+    def train(self) -> TrainState:
+        return _of(self.runner.states.train, self.index)
+
+    @train.setter
+    def train(self, train: TrainState) -> None:
+        states = self.runner.states
+        states.train = _with(states.train, np.int32(self.index), train)
+
+    @property
+    def learnt(self) -> TrainState:
+        return _of(without_buffer(self.runner.states.train), self.index)
+
+    @property
+    def world(self) -> RunnerState:
+        return _of(self.runner.states.world, self.index)
+
+    @world.setter
+    def world(self, world: RunnerState) -> None:
+        states = self.runner.states
+        states.world = _with(states.world, np.int32(self.index), world)
+
+    def scale_lr(self, factor: float) -> tuple[float, float]:
+        states = self.runner.states
+        learnt, old, new = self.learner.scaled_lr(self.learnt, factor)
+        hyper = _with(states.train.hyper, np.int32(self.index), learnt.hyper)
+        states.train = states.train._replace(hyper=hyper)
         return old, new
 
 
