@@ -549,6 +549,36 @@ def test_subclassed_model():
         build(model.spec, inputs, Q)
 
 
+@pytest.mark.parametrize("model", ["Sequential", "Model"])
+def test_a_keras_model_as_a_layer_is_read_again(model):
+    k = keras()
+    x = k.Input((3,))
+    made = k.Sequential([k.layers.Dense(4)]) if model == "Sequential" else k.Model(x, k.layers.Dense(4)(x))
+    first = build([made, {"type": "dense", "size": 2}], VECTOR, Q)
+    again = build(json.loads(json.dumps(first.spec)), VECTOR, Q)
+    assert again.spec == first.spec
+    assert sorted(again.init(jax.random.key(0))["params"]) == sorted(first.init(jax.random.key(0))["params"])
+
+
+def test_what_could_not_be_read_again_is_not_written():
+    k = keras()
+
+    class Unknown(k.layers.Layer):
+        def call(self, x):
+            return x
+
+    x = k.Input((3,))
+    with pytest.raises(SpecError, match="Keras does not know 'Unknown'"):
+        build(k.Model(x, k.layers.Dense(2)(Unknown()(x))), VECTOR, Q).spec.to_spec()
+
+
+def test_a_name_of_the_users_is_no_other_layers():
+    dense = {"type": "dense", "size": 2}
+    assert len(kernels(build([{**dense, "name": "dense0"}, dense], VECTOR, Q))) == 3
+    with pytest.raises(SpecError, match="The name 'dense0' is given to two layers"):
+        build([dense, {**dense, "name": "dense0"}], VECTOR, Q)
+
+
 def test_keras_models_that_do_not_fit(whole):
     with pytest.raises(
         SpecError,

@@ -23,13 +23,13 @@ def outputs_of(policy, lead, value=0.0):
 
 
 def test_heads():
-    assert Policy(ACTIONS, log_std=-0.5).heads() == {
+    assert Policy(ACTIONS).heads() == {
         "move/logits": Head((2, 3), scale=0.01, logits=True),
         "fire/logits": Head((), scale=0.01),
         "arm/turn/mean": Head((2,), scale=0.01),
-        "arm/turn/log_std": Head((2,), scale=0.01, constant=-0.5),
+        "arm/turn/log_std": Head((2,), scale=0.01, constant=0.0),
         "push/mean": Head((), scale=0.01),
-        "push/log_std": Head((), scale=0.01, constant=-0.5),
+        "push/log_std": Head((), scale=0.01, constant=0.0),
     }
     predicted = Policy(ACTIONS, std="predicted", bounded="beta").heads()
     assert predicted["push/log_std"].constant is None

@@ -136,7 +136,9 @@ def test_schedules_that_decay_without_end(kind, staircase, wanted):
     spec = {"type": kind, "initial_value": 8.0, "num_steps": 10, "decay_rate": 0.25, "staircase": staircase}
     schedule = Schedule.read(spec)
     np.testing.assert_allclose(schedules.value(schedule, jnp.arange(0, 25, 5)), wanted, rtol=1e-6)
-    assert schedule.range() == (0.0, 8.0)
+    assert (
+        0.0 < schedule.range()[0] < 1e-300 and schedule.range()[1] == 8.0
+    )  # above 0, as a temperature must be
 
 
 def test_schedules_in_other_words():

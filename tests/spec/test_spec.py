@@ -144,7 +144,7 @@ def test_infinity_is_no_value_and_large_bounds_are_whole():
         ({"lr": 0.0}, "lr must be above 0 and at most 1. Received: lr=0.0."),
         ({"lr": float("inf")}, "lr must be above 0 and at most 1. Received: lr=inf."),
         ({"lr": jnp.asarray(-1.0)}, "lr must be above 0 and at most 1. Received: lr=-1.0."),
-        ({"lr": "linear:0.5:2:10"}, "lr must be above 0 and at most 1. Received: lr=2.0."),
+        ({"lr": "linear:0.5:2:10"}, "lr must be above 0 and at most 1. Received: lr='linear:0.5:2:10'."),
         (
             {"lr": "fast"},
             f"lr: schedule must be of a form that exists. Received: schedule='fast'. {spec.SCHEDULE_FORMS}",

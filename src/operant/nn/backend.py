@@ -81,7 +81,8 @@ def refuse_modules(data: Any) -> None:
             continue
         rest += part.values()
         kind, module = part.get("class_name"), part.get("module")
-        if kind is None or module is None or str(module).partition(".")[0] in PACKAGES:
+        own = module is None and part.get("registered_name") is None
+        if kind is None or own or str(module).partition(".")[0] in PACKAGES:
             continue
         # The name by which Keras looks for it before it imports the module.
         name = part.get("config") if kind == "function" else part.get("registered_name", kind)

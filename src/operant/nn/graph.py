@@ -114,8 +114,10 @@ class Graph:
             self._names[name] = 1
             return name
         count = self._names.get(kind, 0)
-        self._names[kind] = count + 1
-        return f"{self._prefix}.{kind}{count}"
+        while (name := f"{self._prefix}.{kind}{count}") in self._names:
+            count += 1
+        self._names |= {kind: count + 1, name: 1}
+        return name
 
     def register(self, name: str, tensor: Any) -> None:
         """Give a tensor a name, by which `retrieve` finds it."""

@@ -6,7 +6,6 @@ down to where ε stands in the denominator.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -38,8 +37,6 @@ REFUSED = {
     "gradient_accumulation_steps": "Leave it out and use larger batches, or give optax.MultiSteps(...)",
 }
 """Arguments without a counterpart, and what to do instead."""
-VANISHED = 1e-30
-"""Share of the first learning rate at which an exponential decay, endless in Keras, ends here."""
 
 
 def is_keras(value: Any) -> bool:
@@ -106,9 +103,8 @@ def _learning_rate(value: Any) -> tuple[float, dict[str, Any] | None]:
             f"The learning rate schedule {kind!r} is not supported. Known: {', '.join(SCHEDULES)}. "
             "Give a number, or lr='linear:START:END:STEPS' beside the optimizer."
         )
-    for flag in ("staircase", "cycle"):
-        if c.get(flag):
-            raise SpecError(f"{kind}({flag}=True) is not supported. Use PiecewiseConstantDecay.")
+    if c.get("cycle"):
+        raise SpecError(f"{kind}(cycle=True) is not supported. Use PiecewiseConstantDecay.")
     first = float(c["values"][0] if kind == "PiecewiseConstantDecay" else c["initial_learning_rate"])
     if c.get("warmup_target") is not None:
         remedy = "Give lr={'type': 'cosine', 'start': ..., 'steps': ..., 'warmup': ...} beside the optimizer."
@@ -134,11 +130,8 @@ def _cosine(c: Mapping[str, Any], first: float) -> dict[str, Any]:
 
 
 def _exponential(c: Mapping[str, Any], first: float) -> dict[str, Any]:
-    rate, steps = float(c["decay_rate"]), int(c["decay_steps"])
-    if not 0.0 < rate < 1.0:
-        raise value_error("ExponentialDecay's decay_rate", "above 0 and below 1", rate)
-    times = math.ceil(math.log(VANISHED) / math.log(rate))
-    return {"type": "exponential", "start": 1.0, "end": rate**times, "steps": steps * times}
+    rate = {"decay_rate": float(c["decay_rate"]), "staircase": bool(c["staircase"])}
+    return {"type": "exponential", "start": 1.0, "steps": int(c["decay_steps"]), **rate}
 
 
 def _piecewise(c: Mapping[str, Any], first: float) -> dict[str, Any]:

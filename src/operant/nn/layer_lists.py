@@ -149,9 +149,9 @@ class KerasLayer(Layer):
     raw = True
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the layer's configuration, without the name that Keras numbers across the whole program."""
+        """Return the layer's configuration, without the number that Keras gives it across the whole program."""
         data = config(self.layer)
-        data["config"].pop("name", None)
+        data["config"]["name"] = type(self.layer).__name__.lower()
         return {"type": self.type, "layer": data, **({"name": self.name} if self.name else {})}
 
 
@@ -201,7 +201,9 @@ def config(layer: Any) -> dict[str, Any]:
             f"{type(layer).__name__} cannot be written as plain data: {_first_line(error)} Give the class a "
             "`get_config`, or use a functional or Sequential model."
         ) from None
-    return _uncompiled(text)
+    data = _uncompiled(text)
+    refuse_modules(data)
+    return data
 
 
 def _uncompiled(text: str) -> dict[str, Any]:
@@ -231,7 +233,8 @@ def from_config(data: Mapping[str, Any]) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    """Return the first sentence of a message, which Keras may spread over lines."""
+    return re.split(r"(?<=\.)\s", " ".join(str(error).split()))[0]
 
 
 LAYERS: Registry[Layer] = Registry(

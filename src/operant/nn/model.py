@@ -19,6 +19,7 @@ from operant.nn.backend import keras, numpy_promotion
 from operant.nn.graph import Carries, safe_name
 from operant.nn.weights import Weight, adapted, is_seed, named_variables, reading, write
 from operant.ops import normalization, prng
+from operant.spec.random_streams import Purpose
 from operant.spec.spaces import Leaf
 from operant.types import Array, Arrays, Key, Tree
 
@@ -31,8 +32,6 @@ Running averages of batch normalisation are among `params`, without a gradient: 
 
 LEARNING = "learning"
 """Entry of ``variables["state"]`` that tells a call to apply layers as in training. It holds no array."""
-_NOISE = 0xD20
-"""Folded into a key to derive the noise of `Model.learning`."""
 _RATES = ("dropout", "recurrent_dropout")
 
 
@@ -151,7 +150,7 @@ class Model:
             return variables
         state: Tree = {**variables["state"], LEARNING: ()}
         if self._seeds:
-            for step in (_NOISE, *path):
+            for step in (Purpose.PERTURBATION, *path):
                 key = jax.random.fold_in(key, step)
             state |= zip(self._seeds, prng.bits(key, (len(self._seeds), 2)), strict=True)
         return {**variables, "state": state}

@@ -44,7 +44,7 @@ class Policy:
       2017).
 
     `std` says whether a Gaussian's log standard deviation is a learned number per action element that starts
-    at `log_std` (``"global"``), or an output of the network (``"predicted"``).
+    at 0 (``"global"``), or an output of the network (``"predicted"``).
 
     `own` are other choices for single actions, by name or by type: `distribution` (in place of `bounded`) and
     `std` of floats; for choices `linear`, False if the network's output itself is the logits.
@@ -58,7 +58,6 @@ class Policy:
     actions: Mapping[str, Leaf]
     std: Std = "global"
     bounded: Bounded = "clip"
-    log_std: float = 0.0
     own: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,7 +109,7 @@ class Policy:
                 heads[f"{name}/beta"] = Head(leaf.shape, scale=0.01)
             else:
                 heads[f"{name}/mean"] = Head(leaf.shape, scale=0.01)
-                constant = self.log_std if self._own(name, "std", self.std) == "global" else None
+                constant = 0.0 if self._own(name, "std", self.std) == "global" else None
                 heads[f"{name}/log_std"] = Head(leaf.shape, scale=0.01, constant=constant)
         return heads
 

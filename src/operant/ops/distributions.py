@@ -16,7 +16,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -28,24 +28,6 @@ from operant.ops.losses import pick
 from operant.types import Array, Arrays, Key, Tree
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Distribution(Protocol):
-    """What every distribution offers. Log-densities, entropies and divergences are in nats."""
-
-    @staticmethod
-    def noise(key: Key, shape: tuple[int, ...]) -> Array: ...  # noqa: D102
-
-    def sample(self, noise: Any) -> Array: ...  # noqa: D102
-
-    def mode(self) -> Array: ...  # noqa: D102
-
-    def log_prob(self, x: Any) -> Array: ...  # noqa: D102
-
-    def entropy(self) -> Array: ...  # noqa: D102
-
-    def kl(self, other: Any) -> Array: ...  # noqa: D102
 
 
 @dataclass_transform(frozen_default=True)
@@ -382,6 +364,10 @@ class Beta:
         return _event_sum(nats, self.event_ndim)
 
 
+Distribution: TypeAlias = Categorical | Bernoulli | Normal | SquashedNormal | Beta
+"""Log-densities, entropies and divergences are in nats."""
+
+
 class NoiseKind(NamedTuple):
     """What must be known about a distribution to draw its noise."""
 
@@ -435,7 +421,8 @@ class Product:
 
     def kl(self, other: Product) -> Float[Array, "*E"]:
         """Return the joint divergence: the sum over the components."""
-        return self._sum({name: part.kl(other.parts[name]) for name, part in self.parts.items()})
+        theirs: Mapping[str, Any] = other.parts
+        return self._sum({name: part.kl(theirs[name]) for name, part in self.parts.items()})
 
     def _sum(self, terms: Mapping[str, Array]) -> Array:
         return functools.reduce(operator.add, (terms[name] for name in sorted(terms)))

@@ -179,12 +179,10 @@ def retrace(
     discount_t: Float[Array, "T *N"],
     rho_t: Float[Array, "T *N"],
     lambda_t: Float[Array, "T *N"],
-    *,
-    clip_c: float | Float[Array, ""] = 1.0,
 ) -> Float[Array, "T *N"]:
     """Retrace targets of the action values.
 
-    Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(c̄, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation
+    Qʳᵉᵗₜ = rₜ + γₜ [v(sₜ₊₁) + λₜ min(1, ρₜ₊₁) (Qʳᵉᵗₜ₊₁ - q(sₜ₊₁, aₜ₊₁))]: Wang et al. 2017 (ACER), equation
     5; the operator is equation 3 of Munos et al. 2016. The row after the rollout has no action, so row T - 1
     bootstraps from v(s_T) alone, and so does any row with λₜ = 0. `rho_t[0]` is not used: the ratio of a row
     weighs its correction in the rows before it.
@@ -196,12 +194,11 @@ def retrace(
         discount_t: gamma, 0 after a termination.
         rho_t: importance ratios π(aₜ|sₜ) / μ(aₜ|sₜ) of the actions taken.
         lambda_t: trace decay from row t to row t + 1, 0 where the next row is another episode's.
-        clip_c: bound c̄ of the trace's ratios.
 
     Returns:
         Targets Qʳᵉᵗ of q(sₜ, aₜ).
     """
-    c_t = jnp.minimum(clip_c, rho_t)
+    c_t = jnp.minimum(1.0, rho_t)
     c_tp1 = jnp.roll(c_t, -1, axis=0)  # what wraps around is multiplied by the zero after the last row
     error_t = r_t + discount_t * v[1:] - q_sa
     return q_sa + _accumulate(error_t, discount_t * lambda_t * c_tp1)

@@ -51,24 +51,9 @@ class Option:
     of what was learnt."""
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    unit: str | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    low_open: bool = False,
-    search: Search | None = None,
-    choices: tuple[Any, ...] | None = None,
-    traced: bool = False,
-    aliases: tuple[str, ...] | None = (),
-    needs: tuple[str, Any] | None = None,
-    settled: bool = False,
-) -> Any:
-    """Declare one field of a `Config`."""
-    meta = Option(help, unit, low, high, low_open, search, choices, traced, aliases, needs, settled)
-    return dataclasses.field(default=default, metadata={"option": meta})
+def option(default: Any, help: str, **meta: Any) -> Any:
+    """Declare one field of a `Config`; `meta` are the other fields of its `Option`."""
+    return dataclasses.field(default=default, metadata={"option": Option(help, **meta)})
 
 
 if typing.TYPE_CHECKING:
@@ -264,12 +249,12 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
             value = float(value)
     if meta.traced and (isinstance(value, Schedule | Mapping | str) or callable(value)):
         try:
-            value = Schedule.read(value)
+            schedule = Schedule.read(value)
         except SpecError as fault:
             raise SpecError(f"{name}: {fault}") from None
-        for bound in value.range():
-            _bounded(name, meta, bound)
-        return value
+        for bound in schedule.range():
+            _bounded(name, meta, bound, value)
+        return schedule
     if isinstance(value, float) and math.isnan(value):
         raise value_error(name, "a number", value)
     whole = as_whole(value) if int in kinds and float not in kinds else value  # max_steps=1e6
@@ -277,7 +262,7 @@ def checked(cls: type[Config], name: str, value: Any) -> Any:
         value = _typed(whole, hint)
     except ValueError as fault:
         raise value_error(name, str(fault), value, f"The default is {default(cls, name)!r}.") from None
-    _bounded(name, meta, value)
+    _bounded(name, meta, value, value)
     # Otherwise it would only show later, as numbers that are not finite.
     if isinstance(value, float) and math.isinf(value):
         raise value_error(name, "a finite number", value)
@@ -339,7 +324,7 @@ def _typed_as_one(value: Any, kinds: Sequence[Any]) -> Any:
     raise ValueError(" or ".join(wanted))
 
 
-def _bounded(name: str, meta: Option, value: Any) -> None:
+def _bounded(name: str, meta: Option, value: Any, given: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low_ok = meta.low is None or (value > meta.low if meta.low_open else value >= meta.low)
@@ -350,7 +335,7 @@ def _bounded(name: str, meta: Option, value: Any) -> None:
         parts.append(f"{'above' if meta.low_open else 'at least'} {_shown(meta.low)}")
     if meta.high is not None:
         parts.append(f"at most {_shown(meta.high)}")
-    raise value_error(name, " and ".join(parts), value)
+    raise value_error(name, " and ".join(parts), given)
 
 
 def _shown(bound: float) -> str:

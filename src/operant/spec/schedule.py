@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -196,8 +197,8 @@ class Schedule:
             return self.start, self.start
         values = (self.start, *self.values) if self.type == "piecewise" else (self.start, self.end)
         values += (0.0,) if self.warmup else ()
-        if self.decay_rate is not None:
-            values = (self.start, 0.0)
+        if self.decay_rate is not None:  # it comes near 0, and does not reach it
+            values = (self.start, math.copysign(sys.float_info.min, self.start))
         return min(values), max(values)
 
 

@@ -17,7 +17,6 @@ class PPOConfig(RolloutConfig, SharedModelConfig):
     clip_norm: Scalar = number(
         0.1,
         "Clip range ε of the probability ratio (and of the change in value). Larger: bigger policy steps",
-        low_open=True,
     )
     mini_batches: int = option(4, "Minibatches into which a rollout is divided", low=1, search="categorical")
     ppo_epochs: int = option(4, "Passes over each rollout", low=1, search="categorical")
