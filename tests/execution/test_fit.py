@@ -528,7 +528,7 @@ def test_mistakes_are_named(arguments, message):
 def test_load_of_a_class_says_what_to_do_instead(load, arguments, tmp_path):
     with pytest.raises(
         UsageError,
-        match=r"load is called on an object.*PPO\(envs, \.\.\.\).*agent\.load.*Agent\.load\(directory=",
+        match=r"load is called on an object.*Class\(envs, \.\.\.\).*agent\.load.*Agent\.load\(directory=",
     ):
         load(str(tmp_path), **arguments)
     assert list(inspect.signature(load).parameters) == ["self", "directory"] and "checkpoint" in load.__doc__

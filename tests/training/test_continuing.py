@@ -111,7 +111,7 @@ def test_files_of_an_earlier_state_are_refused(monkeypatch, tmp_path):
     Path("run/run.json").write_text(written)
     newest = checkpoint.newest("run/checkpoints")
     del newest.header["training"]["draws"]
-    monkeypatch.setattr(checkpoint, "newest", lambda place: newest)
+    monkeypatch.setattr(checkpoint, "newest", lambda place, **_: newest)
     with pytest.raises(CheckpointError, match="earlier, unreleased state of operant .'draws' is missing"):
         train(resumed("run", {"max_steps": 128}))
 

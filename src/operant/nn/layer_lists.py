@@ -149,7 +149,7 @@ class KerasLayer(Layer):
     raw = True
 
     def to_spec(self) -> dict[str, Any]:
-        """Return the layer's configuration, without the number that Keras gives it across the whole program."""
+        """Return the layer's configuration, without the number that Keras gives it in this program."""
         data = config(self.layer)
         data["config"]["name"] = type(self.layer).__name__.lower()
         return {"type": self.type, "layer": data, **({"name": self.name} if self.name else {})}

@@ -33,13 +33,18 @@ class RunOptions(Config):
     )
 
     @classmethod
-    def read(cls, callback: Any, save_best_agent: Any, evaluation_callback: Any, **others: Any) -> RunOptions:
+    def read(
+        cls, callback: Any = None, save_best_agent: Any = None, evaluation_callback: Any = None, **others: Any
+    ) -> RunOptions:
         """Check the arguments of `Runner.run`; SpecError: a value is not understood."""
         if not callable(evaluation_callback):
             whole("evaluation_callback", evaluation_callback, optional=True)
         if isinstance(save_best_agent, str | Path):
             save_best_agent = str(as_folder("save_best_agent", save_best_agent).absolute())
-        if others["callback_timestep_frequency"] is None and others["callback_episode_frequency"] is None:
+        if (
+            others.get("callback_timestep_frequency") is None
+            and others.get("callback_episode_frequency") is None
+        ):
             others["callback_episode_frequency"] = 1
         must = "a callable (runner, parallel) -> bool, or a list of such"
         callbacks = callbacks_of(callback, must)

@@ -106,7 +106,7 @@ def _by_one_thread(method: Callable[P, R]) -> Callable[P, R]:
         if not isinstance(agent, Trainer):
             raise UsageError(
                 f"{method.__name__} is called on an object: make it with its environments, "
-                f"agent = PPO(envs, ...), then agent.{method.__name__}(...). To act only, "
+                f"agent = Class(envs, ...), then agent.{method.__name__}(...). To act only, "
                 "Agent.load(directory=...) needs no environments."
             )
         here, before = threading.get_ident(), agent._thread
