@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.keras_copies import flat, held, keras_model
+from tests.plain_networks import PLAIN, Plain, plan
 from tests.small_agents import SOME, compile_agent, countdown, equal, networks
 
 from operant.agents.modular_parts import gradient_steps
@@ -116,13 +117,14 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
     rows = jnp.where(counts, index, 1e6)
     inside, seen = rows[counts], []
 
-    def loss(params, own):
+    def loss(params, frozen, own):
         jax.debug.callback(seen.append, own)
         return params * own, {}
 
-    def averaged(words, before, after, own):
-        jax.debug.callback(seen.append, own)
-        return after
+    class Watched(Plain):
+        def averaged(self, state, before, after, rows):
+            jax.debug.callback(seen.append, rows)
+            return after
 
     optimizer = optimise.optimizer("sgd", 0.1)
     jax.jit(
@@ -133,9 +135,9 @@ def test_rows_that_do_not_count_are_no_part_of_a_batch(length):
             optimizer,
             rows,
             counts,
-            gradient_steps.UpdatePlan(steps=2),
+            plan(multi_step=2),
             jax.random.key(0),
-            gradient_steps.TrainingPass(None, averaged),
+            Watched(*PLAIN),
         )[0]
     )(jnp.ones(()))
     jax.effects_barrier()

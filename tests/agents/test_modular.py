@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.plain_networks import PLAIN, plan
 from tests.small_agents import MODEL, RECURRENT, Countdown, compile_agent, compiled, interact, learner
 
 from operant import Agent
@@ -209,7 +210,7 @@ def test_only_rows_that_count_take_part_whatever_their_number():
     rows[~counts] = np.nan
     optimizer = optimise.optimizer("sgd", 0.1)
 
-    def loss(params, row):
+    def loss(params, frozen, row):
         each = params["a"] * row
         return each, {"row": row}
 
@@ -224,8 +225,9 @@ def test_only_rows_that_count_take_part_whatever_their_number():
             optimizer,
             jnp.asarray(rows),
             jnp.asarray(counts),
-            gradient_steps.UpdatePlan(2),
+            plan(multi_step=2),
             key,
+            PLAIN,
         )
     )()
     mean = rows[counts].mean()
@@ -240,14 +242,14 @@ def test_a_sample_has_so_many_rows_and_another_each_step(fraction, size):
     counts[np.random.default_rng(0).permutation(1500)[:400]] = True
     params, optimizer = {"a": jnp.zeros(1500)}, optimise.optimizer("sgd", 1.0)
 
-    def loss(params, row):
+    def loss(params, frozen, row):
         return params["a"][row] * 1.0, {}
 
     def fit(number):
         key = jax.random.key(3)
         moved = gradient_steps.fit(
             loss, params, optimizer.init(params), optimizer, jnp.arange(1500), jnp.asarray(counts),
-            gradient_steps.UpdatePlan(number, fraction), key,
+            plan(subsampling_fraction=fraction).with_values({"multi_step": number}), key, PLAIN,
         )[0]  # fmt: skip
         return -moved["a"]
 
@@ -263,7 +265,7 @@ def test_l2_is_a_share_of_the_parameters():
     params, optimizer = {"a": jnp.asarray(3.0)}, optimise.optimizer("sgd", 0.1)
     key = jax.random.key(0)
 
-    def loss(params, row):
+    def loss(params, frozen, row):
         return params["a"] * row, {}
 
     moved = gradient_steps.fit(
@@ -273,8 +275,9 @@ def test_l2_is_a_share_of_the_parameters():
         optimizer,
         jnp.ones(2),
         jnp.ones(2, bool),
-        gradient_steps.UpdatePlan(1, None, 0.5),
+        plan(l2_regularization=0.5),
         key,
+        PLAIN,
     )[0]
     assert float(moved["a"]) == pytest.approx(3 - 0.1 * (1 + 2 * 0.5 * 3))
 

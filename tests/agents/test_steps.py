@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.plain_networks import PLAIN, Plain, plan
 from tests.small_agents import MODEL
 
 from operant import Agent
@@ -18,19 +22,32 @@ K = 4
 KEY = jax.random.key(3)
 
 
-def fit(loss, params, rows, *, lr=0.1, count=None, **plan):
+class View(NamedTuple):
+    """What a policy observes of rows: here all of them."""
+
+    observation: Any
+
+
+class Seen(NamedTuple):
+    """Rows as the policy of the natural gradient reads them."""
+
+    view: View
+
+
+def fit(loss, params, rows, *, lr=0.1, natural=None, **options):
     optimizer = optimise.optimizer("sgd", lr)
-    counts = jnp.ones(len(jax.tree.leaves(rows)[0]), bool) if count is None else jnp.arange(len(rows)) < count
     found, _, watched = jax.jit(
         lambda p: gradient_steps.fit(
-            loss,
+            lambda params, frozen, rows: loss(params, rows.view.observation),
             p,
             optimizer.init(p),
             optimizer,
-            rows,
-            counts,
-            gradient_steps.UpdatePlan(**{"steps": 1, **plan}),
+            Seen(View(rows)),
+            jnp.ones(len(rows), bool),
+            plan(lr=lr, **options) if natural else plan(**options),
             KEY,
+            PLAIN,
+            natural=natural,
         )
     )(params)
     return found, watched
@@ -52,20 +69,27 @@ def kl(old, new):
     return jnp.sum(jnp.exp(jax.nn.log_softmax(old)) * (jax.nn.log_softmax(old) - jax.nn.log_softmax(new)), -1)
 
 
-def natural(max_kl, damping=1e-4):
-    return gradient_steps.NaturalGradient(
-        lambda params, rows: jnp.broadcast_to(params, (len(rows), K)),
-        lambda rows, old, new: kl(old, new),
-        max_kl,
-        20,
-        damping,
+def softmax(logits=lambda params, rows: jnp.broadcast_to(params, (len(rows), K))):
+    """Return a policy with these logits."""
+    return SimpleNamespace(
+        outputs=lambda params, frozen, view: logits(params, view.observation),
+        divergence=lambda observation, old, new: kl(old, new),
     )
+
+
+def natural_step(loss, params, rows, policy, max_kl, damping):
+    options = {"gradient": "natural", "cg_iterations": 20, "cg_damping": damping}
+    return fit(loss, params, rows, lr=max_kl, natural=policy, **options)
+
+
+def estimated(samples):
+    return {"gradient": "evolutionary", "evolutionary_samples": samples, "evolutionary_deviation": 0.1}
 
 
 @pytest.mark.parametrize("n", [32, gradient_steps.CHUNK + 300])
 def test_the_natural_step_is_that_of_the_fisher_matrix(n):
     start, max_kl, damping = jnp.asarray([0.3, -0.2, 0.1, 0.0]), 1e-4, 1e-3
-    moved, watched = fit(policy_loss, start, rows(n), natural=natural(max_kl, damping))
+    moved, watched = natural_step(policy_loss, start, rows(n), softmax(), max_kl, damping)
     gradient = jax.grad(lambda p: -jnp.mean(policy_loss(p, rows(n))[0]))(start)
     p = jax.nn.softmax(start)
     fisher = jnp.diag(p) - jnp.outer(p, p) + damping * jnp.eye(K)
@@ -97,8 +121,7 @@ def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
         each = -rows[:, 2] * jnp.take_along_axis(log_probs, rows[:, 1:2].astype(jnp.int32), 1)[:, 0]
         return each, {"loss/policy": each}
 
-    way = gradient_steps.NaturalGradient(logits, lambda rows, old, new: kl(old, new), max_kl, 20, damping)
-    moved, _ = fit(loss, start, own, natural=way)
+    moved, _ = natural_step(loss, start, own, softmax(logits), max_kl, damping)
     gradient = jax.grad(lambda p: -jnp.mean(loss(p, own)[0]))(start)
     fisher = damping * jnp.eye(4)
     for i in range(2):
@@ -112,7 +135,7 @@ def test_the_fisher_matrix_speaks_of_all_of_a_long_batch():
 
 def test_a_natural_step_that_is_not_finite_is_not_taken():
     start = jnp.asarray([0.3, -0.2, 0.1, 0.0])
-    moved, watched = fit(policy_loss, start, rows().at[0, 1].set(jnp.nan), natural=natural(1e-2))
+    moved, watched = natural_step(policy_loss, start, rows().at[0, 1].set(jnp.nan), softmax(), 1e-2, 1e-4)
     assert (moved == start).all() and watched["update/skipped"] == 1.0
 
 
@@ -123,11 +146,9 @@ def test_estimated_gradients_are_right_in_the_mean():
         each = jnp.sum(jnp.square(params - target)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    moved, _ = fit(
-        loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(20_000, 0.1)
-    )
+    moved, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, **estimated(20_000))
     np.testing.assert_allclose(start - moved, 2.0 * (start - target), atol=0.15)
-    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, evolution=gradient_steps.EvolutionStrategy(2, 0.1))
+    few, _ = fit(loss, start, jnp.zeros((8, 1)), lr=1.0, **estimated(2))
     assert np.abs(start - few - 2.0 * (start - target)).max() > 0.5  # it is estimated, not computed
 
 
@@ -138,15 +159,15 @@ def test_a_search_shortens_a_step_until_the_loss_is_lower():
         each = jnp.sum(jnp.square(params)) + 0.0 * rows[:, 0]
         return each, {"loss/policy": each}
 
-    search = gradient_steps.LineSearch(10, 0.5)
+    search = {"linesearch_iterations": 10, "linesearch_factor": 0.5}
     over, _ = fit(loss, start, seen, lr=4.0)
     assert float(over[0]) == pytest.approx(3.0 - 4.0 * 6.0)
-    moved, watched = fit(loss, start, seen, lr=4.0, search=search)
+    moved, watched = fit(loss, start, seen, lr=4.0, **search)
     assert float(moved[0]) == pytest.approx(
         3.0 - 4.0 * 6.0 / 8
     )  # 24 and 12 go too far, 6 just as far, 3 to the middle
     assert watched["update/accepted"] == 1.0
-    stuck, watched = fit(loss, start, seen, lr=4.0, search=gradient_steps.LineSearch(2, 0.5))
+    stuck, watched = fit(loss, start, seen, lr=4.0, **{**search, "linesearch_iterations": 2})
     assert (stuck == start).all() and watched["update/accepted"] == 0.0
 
 
@@ -157,21 +178,22 @@ def test_the_search_looks_at_the_weight_of_squared_parameters_too():
         each = 0.0 * rows[:, 0] * params[0]
         return each, {"loss/policy": each}
 
-    moved, watched = fit(flat, start, seen, lr=0.1, l2=1.0, search=gradient_steps.LineSearch(3, 0.5))
+    search = {"linesearch_iterations": 3, "linesearch_factor": 0.5}
+    moved, watched = fit(flat, start, seen, lr=0.1, l2_regularization=1.0, **search)
     assert float(moved[0]) == pytest.approx(3.0 - 0.1 * 6.0) and watched["update/accepted"] == 1.0
 
 
 def test_running_averages_are_no_part_of_penalties_and_estimates():
     params, optimizer = {"w": jnp.asarray(3.0), "average": jnp.asarray(100.0)}, optimise.optimizer("sgd", 0.1)
-    learning = gradient_steps.TrainingPass(
-        None, lambda words, before, after, rows: after, lambda p: {**p, "average": jnp.zeros(())}
-    )
 
-    def loss(p, rows):
+    class Averaging(Plain):
+        def trained(self, params):
+            return {**params, "average": jnp.zeros(())}
+
+    def loss(p, frozen, rows):
         return rows * p["w"] + 0.0 * p["average"], {}
 
-    for evolution in (None, gradient_steps.EvolutionStrategy(4, 0.1)):
-        plan = gradient_steps.UpdatePlan(1, l2=0.5, evolution=evolution)
+    for options in ({}, estimated(4)):
         moved, _, watched = gradient_steps.fit(
             loss,
             params,
@@ -179,12 +201,12 @@ def test_running_averages_are_no_part_of_penalties_and_estimates():
             optimizer,
             jnp.ones(2),
             jnp.ones(2, bool),
-            plan,
+            plan(l2_regularization=0.5, **options),
             KEY,
-            learning,
+            Averaging(*PLAIN),
         )
         assert moved["average"] == 100 and moved["w"] < 3
-        if evolution is None:
+        if not options:
             assert watched["update/grad_norm"] == pytest.approx(1 + 2 * 0.5 * 3)
 
 

@@ -41,10 +41,11 @@ from operant.agents.options.acer_options import ACERConfig as Config
 from operant.agents.parts import imitation
 from operant.agents.parts.actor_critic import evaluate
 from operant.agents.parts.minibatches import gradient_steps, key_of_step
+from operant.agents.parts.one_network import OneNetwork
 from operant.agents.table import serving
 from operant.errors import value_error
 from operant.memory.replay import Replay
-from operant.nn import Head, Model, build
+from operant.nn import Head, build
 from operant.ops import losses, optimise, prng, returns
 from operant.ops.distributions import Categorical, NoiseKind, Product
 from operant.spec.spaces import Spaces, masks_of, require
@@ -145,13 +146,10 @@ def loss(params: Tree, state: State, algorithm: ACER, block: Rollout) -> tuple[A
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ACER:
+class ACER(OneNetwork):
     """ACER for int and bool actions, masked ones included."""
 
     config: Config
-    spaces: Spaces
-    actors: int
-    model: Model
 
     @classmethod
     def create(cls, config: Config, spaces: Spaces, actors: int) -> ACER:
@@ -189,23 +187,10 @@ class ACER:
         opt_state = updates.optimizer(self.config).init(variables["params"])
         return State(variables, average, opt_state, updates.reward_scale(self.config, self.actors))
 
-    @property
-    def models(self) -> dict[str, Model]:
-        """The one network."""
-        return {"model": self.model}
-
-    def weights(self, state: State) -> dict[str, Tree]:
-        """Return the variables of the one model."""
-        return {"model": state.variables}
-
     def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
         """Replace the variables; the average becomes a copy of them."""
         variables = weights["model"]
         return state._replace(variables=variables, average=jax.tree.map(jnp.copy, variables["params"]))
-
-    def acting(self, state: State, counters: Counters) -> Tree:
-        """Acting needs the network."""
-        return state.variables
 
     def noise(self, key: Key, n: int) -> Tree:
         """Return the numbers by which actions are drawn, for every choice of every element."""
@@ -214,10 +199,6 @@ class ACER:
             name: NoiseKind(Categorical, (*leaf.shape, leaf.num_values or 2)) for name, leaf in components
         }
         return Product.noise(key, kinds, (n,))
-
-    def initial_carry(self, n: int) -> Tree:
-        """Return the model's recurrent state at the start of an episode."""
-        return self.model.initial_carry(n)
 
     def policy(self, outputs: Arrays, observation: Arrays) -> dict[str, Categorical]:
         """Return the policy of each action; a bool is a choice of two."""

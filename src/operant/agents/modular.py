@@ -28,7 +28,7 @@ from the prediction for the last observation; if nothing is predicted, the limit
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -39,16 +39,8 @@ from operant.agents.base.protocol import Counters, fold
 from operant.agents.base.update_counter import UpdateCount, UpdateCounter
 from operant.agents.modular_parts import exploration, objectives
 from operant.agents.modular_parts.batch import BatchPreparation, as_rows, as_view
-from operant.agents.modular_parts.gradient_steps import (
-    EvolutionStrategy,
-    LineSearch,
-    Loss,
-    NaturalGradient,
-    TrainingPass,
-    UpdatePlan,
-    fit,
-)
-from operant.agents.modular_parts.objectives import SHARED, VALUE, Objective, Rows
+from operant.agents.modular_parts.gradient_steps import TrainingPass, fit
+from operant.agents.modular_parts.objectives import SHARED, VALUE, Objective
 from operant.agents.modular_parts.reward_estimation import estimate
 from operant.agents.modular_parts.sizes import (
     REPLAY_WARMUP,
@@ -405,35 +397,32 @@ class Modular(UpdateCounter):
         )  # fmt: skip
 
     def _improve(self, state: State, memory: Tree, late: Array, keys: Key) -> tuple[State, Metrics]:
-        c, objective, impl = self.config, self.objective, jax.random.key_impl(keys)
+        c, objective = self.config, self.objective
         rows, counts, metrics = self.prepared(state, late).batch(memory, keys[0])
         together, separate = self._learned(state)
-        frozen = self.frozen(state)
-        optimizers, whole = self._optimizers(), bool(self.recurrent)
-        plan, held = self._plan(frozen), separate
-
-        def with_own(params: Tree, frozen: Tree, rows: Rows) -> tuple[Array, Metrics]:
-            return objective.loss({**held, **params}, frozen, rows)
-
+        optimizers, whole, held = self._optimizers(), bool(self.recurrent), separate
+        natural = objective if isinstance(objective, objectives.PolicyGradient) else None
+        networks = TrainingPass(self.models, self.frozen(state), objective.inputs_of)
         together, opt_state, watched = fit(
-            lambda params, rows: with_own(params, frozen, rows),
-            together, state.optimizer, optimizers[0], rows, counts, plan, keys[1],
-            self._learning(with_own, frozen, impl, used=plan.natural is not None), whole=whole
+            lambda params, frozen, rows: objective.loss({**held, **params}, frozen, rows),
+            together, state.optimizer, optimizers[0], rows, counts, c, keys[1], networks, whole=whole,
+            natural=natural if c.gradient == "natural" else None
         )  # fmt: skip
         state = state._replace(optimizer=opt_state)
         if self.has_own_steps:
             assert isinstance(objective, objectives.PolicyGradient | objectives.DeterministicGradient)
-            baseline = objective
             valued, opt_state, other = fit(
-                lambda params, rows: baseline.value_loss(params, frozen, rows),
+                objective.value_loss,
                 separate or together,
                 state.baseline_optimizer,
                 optimizers[1],
                 rows,
                 counts,
-                UpdatePlan(c.baseline_multi_step, c.subsampling_fraction, c.l2_regularization),
+                c.with_values(
+                    {"multi_step": c.baseline_multi_step, "gradient": "exact", "linesearch_iterations": 0}
+                ),
                 keys[2],
-                self._learning(baseline.value_loss, frozen, impl),
+                networks,
                 whole=whole,
             )
             watched = {
@@ -452,76 +441,6 @@ class Modular(UpdateCounter):
         has_rows = jnp.any(counts)
         state = state._replace(update_count=state.update_count.after(has_rows))
         return self._follow(state, has_rows), metrics
-
-    def _learning(
-        self,
-        loss: Callable[[Tree, Tree, Rows], tuple[Array, Metrics]],
-        frozen: Tree,
-        impl: Any,
-        used: bool = False,
-    ) -> TrainingPass | None:
-        """Return how networks are applied in gradient steps; None if as when acting.
-
-        With the natural gradient the loss applies them as when acting (`used`): Fisher matrix and gradient
-        must belong to one function.
-        """
-        if not any(model.learns_otherwise for model in self.models.values()):
-            return None
-
-        def marked(words: Array) -> Tree:
-            key = jax.random.wrap_key_data(words, impl=impl)
-            return {
-                name: model.learning({"params": {}, "state": frozen[name]}, key, i)["state"]
-                for i, (name, model) in enumerate(self.models.items())
-            }
-
-        def noisy(words: Array) -> Loss:
-            state = marked(words)
-            return lambda params, rows: loss(params, state, rows)
-
-        def averaged(words: Array, before: Tree, after: Tree, rows: Rows) -> Tree:
-            state = marked(words)
-            return {
-                name: self.models[name].averaged(
-                    model_params,
-                    {"params": before[name], "state": state[name]},
-                    self.objective.inputs_of(name, rows),
-                )
-                for name, model_params in after.items()
-            }
-
-        def trained(params: Tree) -> Tree:
-            return {
-                name: {
-                    k: jnp.zeros_like(x) if k in self.models[name].averages else x
-                    for k, x in model_params.items()
-                }
-                for name, model_params in params.items()
-            }
-
-        return TrainingPass(None if used else noisy, averaged, trained)
-
-    def _plan(self, frozen: Tree) -> UpdatePlan:
-        c, policy, natural = self.config, self.objective, None
-        if c.gradient == "natural":
-            assert isinstance(policy, objectives.PolicyGradient)
-            natural = NaturalGradient(
-                lambda params, rows: policy.outputs(params, frozen, rows.view),
-                lambda rows, old, new: policy.divergence(rows.view.observation, old, new),
-                c.lr,
-                c.cg_iterations,
-                c.cg_damping,
-            )
-        return UpdatePlan(
-            c.multi_step,
-            c.subsampling_fraction,
-            c.l2_regularization,
-            natural,
-            EvolutionStrategy(c.evolutionary_samples, c.evolutionary_deviation)
-            if c.gradient == "evolutionary"
-            else None,
-            LineSearch(c.linesearch_iterations, c.linesearch_factor) if c.linesearch_iterations else None,
-        )
 
     def _follow(self, state: State, has_rows: Array) -> State:
         """Move the targets when they are due; an update without rows does not count."""

@@ -112,10 +112,6 @@ class PQN(QLearner):
         opt_state = updates.optimizer(self.config).init(variables["params"])
         return State(variables, opt_state, updates.reward_scale(self.config, self.actors))
 
-    def with_weights(self, state: State, weights: dict[str, Tree]) -> State:
-        """Replace the variables."""
-        return state._replace(variables=weights["model"])
-
     def targets(self, variables: Tree, block: Rollout) -> Array:
         """Return the λ-returns G `[T, N, E]` of a block."""
         masks, rows = masks_of(block.observation), block.valid.shape
@@ -170,7 +166,6 @@ class PQN(QLearner):
             parts=c.mini_batches,
             carry=block.carry,
             sequences=self.model.recurrent,
-            noisy=self.model.learns_otherwise,
         )
         metrics |= {
             "value/target": losses.weighted_mean(

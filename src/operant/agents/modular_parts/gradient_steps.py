@@ -8,7 +8,7 @@ number. Successive rows (`whole`: those of recurrent networks) are all computed,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,9 +16,12 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Int
 
+from operant.agents.modular_parts.objectives import PolicyGradient
+from operant.agents.options.modular_options import ModularConfig
 from operant.agents.parts.minibatches import gradient_steps
+from operant.nn import Model
 from operant.ops import optimise, prng, trust_region
-from operant.types import Array, Key, Metrics, Scalar, Tree
+from operant.types import Array, Arrays, Key, Metrics, Scalar, Tree
 
 CHUNK = 1024
 """Maximal number of rows that a loss is called with at once."""
@@ -29,62 +32,37 @@ Value: TypeAlias = Callable[[Tree], tuple[Array, Metrics]]
 """Parameters to their loss and metrics."""
 
 
-class NaturalGradient(NamedTuple):
-    """Steps along the natural gradient, as far as the divergence allows, in the optimizer's place."""
-
-    network: Callable[[Tree, Any], Tree]
-    """(parameters, rows) to the outputs that define the distributions."""
-    divergence: Callable[[Any, Tree, Tree], Array]
-    """(rows, outputs, other outputs) to the divergence of every row, `[C]`."""
-    max_kl: Scalar
-    iterations: int
-    """Of conjugate gradient."""
-    damping: Scalar
-
-
-class EvolutionStrategy(NamedTuple):
-    """Gradients estimated from losses at antithetic random points (Salimans et al. 2017, section 2)."""
-
-    samples: int
-    """Number of pairs."""
-    deviation: Scalar
-    """Standard deviation of the points."""
-
-
-class LineSearch(NamedTuple):
-    """A search along each step for parameters with a lower loss on its rows; else there is no step."""
-
-    candidates: int
-    factor: Scalar
-    """What remains of a step that was refused."""
-
-
 class TrainingPass(NamedTuple):
     """How learning applies networks that differ in training and in use (`operant.nn.Model.learning`)."""
 
-    loss: Callable[[Array], Loss] | None
-    """Key data to the loss of a step, under noise that is the same for all chunks of its rows, its search and
-    its estimates; None: as in use."""
-    averaged: Callable[[Array, Tree, Tree, Any], Tree]
-    """(key data, parameters before a step, those after it, its rows) to the latter with running averages
-    moved."""
-    trained: Callable[[Tree], Tree] = lambda params: params
-    """Parameters to the same with 0 in place of running averages, which are not part of penalties and
-    estimates."""
+    models: Mapping[str, Model]
+    frozen: Mapping[str, Tree]
+    """Variables of each model other than its parameters, as in use."""
+    inputs_of: Callable[[str, Any], Arrays]
+    """(model, rows) to what the model reads of them."""
 
+    def state(self, key: Key) -> dict[str, Tree]:
+        """Return `frozen` as in training, under noise that is the same throughout a gradient step."""
+        return {
+            name: model.learning({"params": {}, "state": self.frozen[name]}, key, i)["state"]
+            for i, (name, model) in enumerate(self.models.items())
+        }
 
-class UpdatePlan(NamedTuple):
-    """What an update does with its batch."""
+    def averaged(self, state: Tree, before: Tree, after: Tree, rows: Any) -> Tree:
+        """Return parameters after a step with running averages moved by its rows."""
+        return {
+            name: self.models[name].averaged(
+                params, {"params": before[name], "state": state[name]}, self.inputs_of(name, rows)
+            )
+            for name, params in after.items()
+        }
 
-    steps: Scalar
-    """Gradient steps."""
-    fraction: Scalar | None = None
-    """Rows of a step: a share up to 1, else a number; None: all."""
-    l2: Scalar = 0.0
-    """Weight of the sum of squared parameters."""
-    natural: NaturalGradient | None = None
-    evolution: EvolutionStrategy | None = None
-    search: LineSearch | None = None
+    def trained(self, params: Tree) -> Tree:
+        """Return parameters with 0 in place of running averages: no part of penalties and estimates."""
+        return {
+            name: {k: jnp.zeros_like(x) if k in self.models[name].averages else x for k, x in own.items()}
+            for name, own in params.items()
+        }
 
 
 class Sample(NamedTuple):
@@ -99,31 +77,34 @@ class Sample(NamedTuple):
 
 
 def fit(
-    loss: Loss,
+    loss: Callable[[Tree, Tree, Any], tuple[Array, Metrics]],
     params: Tree,
     opt_state: Tree,
     optimizer: optimise.Optimizer,
     rows: Any,
     counts: Bool[Array, " R"],
-    plan: UpdatePlan,
+    config: ModularConfig,
     key: Key,
-    learning: TrainingPass | None = None,
+    networks: TrainingPass,
     *,
     whole: bool = False,
+    natural: PolicyGradient | None = None,
 ) -> tuple[Tree, Tree, Metrics]:
     """Take the planned gradient steps on the mean loss of rows; if none counts, nothing changes.
 
     Args:
-        loss: of single rows.
+        loss: (parameters, other variables, rows) to the loss of every row and metrics.
         params: what is learned.
         opt_state: of the optimizer.
         optimizer: takes the steps.
         rows: leaves `[R, ...]`.
         counts: which rows make the batch.
-        plan: how many steps on how many rows.
+        config: how many steps on how many rows, and of what kind.
         key: consumed, for the samples and the noise of networks.
-        learning: for networks that compute different functions in training and in use.
+        networks: what is learned. With the natural gradient the loss applies them as in use: Fisher matrix
+            and gradient must belong to one function.
         whole: whether the loss must see all rows in their own order, including those that do not count.
+        natural: the policy, if steps are along its natural gradient, in the optimizer's place.
 
     Returns:
         Parameters, the optimizer's state, and metrics, among them `update/grad_norm` and `update/skipped`.
@@ -132,40 +113,40 @@ def fit(
     # iteration.
     words, impl = jax.random.key_data(key), jax.random.key_impl(key)
     number = jnp.sum(counts, dtype=jnp.int32)
-    size = number if plan.fraction is None else _size(plan.fraction, number)
-    trained: Callable[[Tree], Tree] = (lambda params: params) if learning is None else learning.trained
+    c, fraction = config, config.subsampling_fraction
+    size = number if fraction is None else _size(fraction, number)
 
     def numbered(i: Array, _: Any) -> Array:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i))
 
     def step(carry: tuple[Tree, Tree], words_i: Array) -> tuple[tuple[Tree, Tree], Metrics]:
         params, opt_state = carry
-        order = _ordered(
-            counts, None if plan.fraction is None else jax.random.wrap_key_data(words_i, impl=impl)
-        )
-        sample = Sample(rows, order, size, whole)
+        step_key = jax.random.wrap_key_data(words_i, impl=impl)
+        sample = Sample(rows, _ordered(counts, None if fraction is None else step_key), size, whole)
+        state, trained = networks.state(step_key), networks.trained
 
-        step_loss = loss if learning is None or learning.loss is None else learning.loss(words_i)
-        value = functools.partial(_penalised, step_loss, plan.l2, sample, trained)
-        if plan.evolution is None:
+        step_loss = functools.partial(_loss_of, loss, state if natural is None else networks.frozen)
+        value = functools.partial(_penalised, step_loss, c.l2_regularization, sample, trained)
+        if c.gradient != "evolutionary":
             grads, watched = _gradient(step_loss, params, sample)
-            penalty = jax.tree.map(lambda p: 2.0 * jnp.asarray(plan.l2, p.dtype) * p, trained(params))
+            penalty = jax.tree.map(
+                lambda p: 2.0 * jnp.asarray(c.l2_regularization, p.dtype) * p, trained(params)
+            )
             grads = jax.tree.map(jnp.add, grads, penalty)
         else:
             watched = value(params)[1]
-            grads = _estimated(value, params, plan.evolution, trained, words_i, impl)
-        if plan.natural is None:
+            grads = _estimated(value, params, c, trained, words_i, impl)
+        if natural is None:
             moved, opt_state, info = optimise.apply(optimizer, params, opt_state, grads)
         else:
-            moved, info = _natural(plan.natural, params, grads, sample)
-        if plan.search is not None:
-            moved, accepted = _searched(value, params, moved, plan.search)
+            moved, info = _natural(natural, c, networks.frozen, params, grads, sample)
+        if c.linesearch_iterations:
+            moved, accepted = _searched(value, params, moved, c)
             info["accepted"] = accepted
-        if learning is not None:
-            moved = learning.averaged(words_i, params, moved, _subset(sample)[0])
+        moved = networks.averaged(state, params, moved, _subset(sample)[0])
         return (moved, opt_state), {**watched, **{f"update/{name}": x for name, x in info.items()}}
 
-    steps = jnp.where(number > 0, jnp.asarray(plan.steps).astype(jnp.int32), 0)
+    steps = jnp.where(number > 0, jnp.asarray(c.multi_step).astype(jnp.int32), 0)
     (params, opt_state), metrics = gradient_steps(step, (params, opt_state), numbered, steps)
     return params, opt_state, metrics
 
@@ -230,18 +211,26 @@ def _again(order: Array, size: Array, length: int) -> Array:
     return order[jnp.arange(length, dtype=jnp.int32) % jnp.maximum(size, 1)]
 
 
-def _natural(natural: NaturalGradient, params: Tree, grads: Tree, sample: Sample) -> tuple[Tree, Metrics]:
+def _loss_of(
+    loss: Callable[[Tree, Tree, Any], tuple[Array, Metrics]], frozen: Tree, params: Tree, rows: Any
+) -> tuple[Array, Metrics]:
+    return loss(params, frozen, rows)
+
+
+def _natural(
+    policy: PolicyGradient, c: ModularConfig, frozen: Tree, params: Tree, grads: Tree, sample: Sample
+) -> tuple[Tree, Metrics]:
     """Take the natural-gradient step; the Fisher matrix is a mean over at most `CHUNK` rows (or all)."""
     start, tree = ravel_pytree(params)
     descent = ravel_pytree(grads)[0]
     subset, weight = _subset(sample)
     product = trust_region.fisher_product(
-        lambda x: natural.network(tree(x), subset),
-        lambda old, new: jnp.sum(natural.divergence(subset, old, new) * weight),
+        lambda x: policy.outputs(tree(x), frozen, subset.view),
+        lambda old, new: jnp.sum(policy.divergence(subset.view.observation, old, new) * weight),
         start,
-        natural.damping,
+        c.cg_damping,
     )
-    step = trust_region.natural_step(product, -descent, max_kl=natural.max_kl, iterations=natural.iterations)
+    step = trust_region.natural_step(product, -descent, max_kl=c.lr, iterations=c.cg_iterations)
     norm = jnp.linalg.norm(descent)
     finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(step))
     moved = tree(jnp.where(finite, start + step, start))
@@ -263,14 +252,14 @@ def _subset(sample: Sample) -> tuple[Any, Array]:
 def _estimated(
     value: Value,
     params: Tree,
-    evolution: EvolutionStrategy,
+    c: ModularConfig,
     trained: Callable[[Tree], Tree],
     words: Array,
     impl: Any,
 ) -> Tree:
     """Estimate the gradient of the loss: the mean of ε (L(θ + σε) - L(θ - σε)) / 2σ over normal ε."""
     start, tree = ravel_pytree(params)
-    deviation = jnp.asarray(evolution.deviation, start.dtype)
+    deviation = jnp.asarray(c.evolutionary_deviation, start.dtype)
 
     def pair(i: Array, total: Array) -> Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(words, impl=impl), i)
@@ -278,11 +267,11 @@ def _estimated(
         rise = value(tree(start + deviation * away))[0] - value(tree(start - deviation * away))[0]
         return total + away * rise / (2.0 * deviation)
 
-    total = jax.lax.fori_loop(0, evolution.samples, pair, jnp.zeros_like(start))
-    return tree(total / evolution.samples)
+    total = jax.lax.fori_loop(0, c.evolutionary_samples, pair, jnp.zeros_like(start))
+    return tree(total / c.evolutionary_samples)
 
 
-def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tuple[Tree, Array]:
+def _searched(value: Value, params: Tree, moved: Tree, c: ModularConfig) -> tuple[Tree, Array]:
     """Go towards the moved parameters as far as the loss is lower there; tell if it is anywhere."""
     start, tree = ravel_pytree(params)
     reached = value(params)[0]
@@ -290,8 +279,8 @@ def _searched(value: Value, params: Tree, moved: Tree, search: LineSearch) -> tu
         lambda x: value(tree(x))[0] < reached,
         start,
         ravel_pytree(moved)[0] - start,
-        candidates=search.candidates,
-        factor=search.factor,
+        candidates=c.linesearch_iterations,
+        factor=c.linesearch_factor,
     )
     return tree(line.point), line.accepted.astype(jnp.float32)
 

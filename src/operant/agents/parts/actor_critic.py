@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 
-from operant.agents.base.protocol import Counters
 from operant.agents.parts import imitation
+from operant.agents.parts.one_network import OneNetwork
 from operant.agents.parts.sequences import begins
 from operant.memory.replay import Replay
 from operant.nn import Head, Model, Policy, build, is_image
@@ -49,13 +49,9 @@ def watch(policy: Product, weight: Array) -> Metrics:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ActorCritic:
-    """Base of on-policy algorithms: they add `init`, `update` and a state with the field `variables`."""
+class ActorCritic(OneNetwork):
+    """Base of on-policy algorithms: they add `init`, `update` and a state."""
 
-    config: Any
-    spaces: Spaces
-    actors: int
-    model: Model
     policy: Policy
     keeps_log_prob: ClassVar[bool] = True
     """Whether the update needs the log-probability that an action had when it was drawn, among the extras
@@ -91,30 +87,9 @@ class ActorCritic:
         """None: on-policy."""
         return None
 
-    @property
-    def models(self) -> dict[str, Model]:
-        """The one network."""
-        return {"model": self.model}
-
-    def weights(self, state: Any) -> dict[str, Tree]:
-        """Return the variables of the one model."""
-        return {"model": state.variables}
-
-    def with_weights(self, state: Any, weights: dict[str, Tree]) -> Any:
-        """Replace the variables."""
-        return state._replace(variables=weights["model"])
-
-    def acting(self, state: Any, counters: Counters) -> Tree:
-        """Acting needs the networks."""
-        return state.variables
-
     def noise(self, key: Key, n: int) -> Tree:
         """Return the policy's noise."""
         return self.policy.noise(key, n)
-
-    def initial_carry(self, n: int) -> Tree:
-        """Return the model's recurrent state at the start of an episode."""
-        return self.model.initial_carry(n)
 
     def act(self, acting: Tree, observation: Arrays, carry: Tree, noise: Tree, explore: bool) -> Action:
         """Draw from the policy (or take its mode)."""

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from operant.agents.base.protocol import Counters
 from operant.agents.parts import imitation
 from operant.agents.parts.actor_critic import evaluate
+from operant.agents.parts.one_network import OneNetwork
 from operant.agents.parts.value_heads import ExpectedValue, ValueHead
 from operant.agents.table import serving
-from operant.nn import Head, Model, build
+from operant.nn import Head, build
 from operant.spec.spaces import Spaces, masks_of, require
 from operant.types import Action, Array, Arrays, Key, Rollout, Tree
 
@@ -59,13 +60,9 @@ def joined(outputs: Arrays, spaces: Spaces, atoms: int = 0) -> Arrays:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class QLearner:
+class QLearner(OneNetwork):
     """Base of Q-learning algorithms: they add `init`, `update` and the rest, and options of ε."""
 
-    config: Any
-    spaces: Spaces
-    actors: int
-    model: Model
     keeps_carry: ClassVar[bool] = True
     """Whether a replay memory needs the recurrent state before each row, among its extras."""
 
@@ -97,15 +94,6 @@ class QLearner:
         """Environment steps with random actions, after which ε begins to fall."""
         return 0
 
-    @property
-    def models(self) -> dict[str, Model]:
-        """The one network."""
-        return {"model": self.model}
-
-    def weights(self, state: Any) -> dict[str, Tree]:
-        """Return the variables of the one model."""
-        return {"model": state.variables}
-
     def epsilon(self, counters: Counters) -> Array:
         """Return the exploration rate: 1 for the first `random_steps`, then linear from start to end."""
         c = self.config
@@ -126,10 +114,6 @@ class QLearner:
             for k, (name, leaf) in zip(keys[1:], self.spaces.actions.components.items(), strict=True)
         }
         return jax.random.uniform(keys[0], (n,), jnp.float32), draws
-
-    def initial_carry(self, n: int) -> Tree:
-        """Return the model's recurrent state at the start of an episode."""
-        return self.model.initial_carry(n)
 
     def joined(self, outputs: Arrays) -> Arrays:
         """Return the outputs per action, `[..., *action shape, values, *atoms]`, from those by head."""
