@@ -350,6 +350,13 @@ def newest(directory: str | Path, name: str | None = None, without: str | None =
     return None
 
 
+def found(place: str | Path, without: str | None = None) -> Checkpoint | None:
+    """Return the checkpoint that a place is, or else the newest whole one in it (see `newest`), or None."""
+    if is_checkpoint(place):
+        return Checkpoint(place)
+    return newest(place, without=without) if Path(place).is_dir() else None
+
+
 def latest(directory: str | Path, name: str | None = None) -> Path | None:
     """Return the path of the newest checkpoint that is whole (see `newest`), or None."""
     newest_whole = newest(directory, name)

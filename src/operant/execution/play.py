@@ -331,10 +331,8 @@ def _newest(directory: str, best: bool) -> Checkpoint | Path:
 
     folder = Path(directory).absolute()  # its arrays are read after the environment is made
     for place in (folder / BEST,) if best else (folder / "checkpoints", folder):
-        if checkpoint.is_checkpoint(place):
-            return checkpoint.Checkpoint(place)
-        if place.is_dir() and (newest := checkpoint.newest(place, without=checkpoint.MEMORY)) is not None:
-            return newest
+        if (saved := checkpoint.found(place, without=checkpoint.MEMORY)) is not None:
+            return saved
     if not best and (weights := find_file(folder, None, list(FORMATS.values()))) is not None:
         return weights
     runs = runs_within(directory)

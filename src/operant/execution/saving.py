@@ -90,10 +90,10 @@ def find_checkpoint(directory: Path, filename: str | None) -> checkpoint.Checkpo
     Raises:
         CheckpointError: the checkpoint of that name, or that is the folder, cannot be read.
     """
-    named = directory if filename is None else directory / filename
-    if checkpoint.is_checkpoint(named):
-        return checkpoint.Checkpoint(named)
-    return checkpoint.newest(directory) if filename is None and directory.is_dir() else None
+    if filename is None:
+        return checkpoint.found(directory)
+    named = directory / filename
+    return checkpoint.Checkpoint(named) if checkpoint.is_checkpoint(named) else None
 
 
 def checkpoint_in(directory: Path, filename: str | None, *, numbered: bool = False) -> checkpoint.Checkpoint:

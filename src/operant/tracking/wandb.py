@@ -35,7 +35,7 @@ class WandB(Logger):
         import wandb
 
         Path(directory).mkdir(parents=True, exist_ok=True)
-        asked = "WANDB_MODE" in os.environ or wandb.run is not None
+        asked = "WANDB_MODE" in os.environ or wandb.run is not None  # the program itself has one
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "operant"),
             name=session,

@@ -258,11 +258,8 @@ def _found(path: str) -> checkpoint.Checkpoint | Path:
     if place.suffix in weight_files.KINDS and place.is_file():
         return place
     folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    if checkpoint.is_checkpoint(folder):
-        return checkpoint.Checkpoint(folder)
-    newest = checkpoint.newest(folder, without=checkpoint.MEMORY) if folder.is_dir() else None
-    if newest is not None:
-        return newest
+    if (saved := checkpoint.found(folder, without=checkpoint.MEMORY)) is not None:
+        return saved
     if not place.exists():
         raise SpecError(f"The weights {shown(path)!r} do not exist.")
     kinds = ", ".join(weight_files.KINDS)

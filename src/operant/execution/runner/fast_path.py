@@ -85,9 +85,7 @@ class FastPath:
             seconds = each * episode.length
             # The agent's seconds include the environments': the two cannot be told apart.
             add_episode(statistics, episode.reward, episode.length, seconds, seconds, 0.0)
-            score = options.score(statistics, statistics.episode_returns)
-            if score is not None and score > statistics.best_evaluation_score:
-                statistics.best_evaluation_score = score
+            options.improves(statistics, statistics.episode_returns)
         statistics.timesteps += driver.step - step
         statistics.episodes += len(finished)
 

@@ -233,12 +233,9 @@ class Interaction:
 
     def _score(self) -> None:
         statistics, directory = self.statistics, self.options.save_best_agent
-        score = self.options.score(statistics, statistics.evaluation_returns)
-        if score is not None and score > statistics.best_evaluation_score:
-            statistics.best_evaluation_score = score
-            if directory is not None:
-                with durable.outliving(f"The best agent is not saved in {str(directory)!r}"):
-                    self.agent.save(directory, filename=BEST)
+        if self.options.improves(statistics, statistics.evaluation_returns) and directory is not None:
+            with durable.outliving(f"The best agent is not saved in {directory!r}"):
+                self.agent.save(directory, filename=BEST)
 
     def _count_updates(self) -> None:
         self.statistics.updates = self.agent.updates - self._updates_before

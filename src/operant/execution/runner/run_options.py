@@ -66,6 +66,14 @@ class RunOptions(Config):
         """Whether episodes are scored for somebody to hear of it."""
         return callable(self.evaluation_callback) or self.save_best_agent is not None
 
+    def improves(self, runner: Any, returns: list[float]) -> bool:
+        """Score episodes with these returns; keep the score and return True if it is the best of the run."""
+        score = self.score(runner, returns)
+        if score is None or not score > runner.best_evaluation_score:  # NaN is no improvement
+            return False
+        runner.best_evaluation_score = score
+        return True
+
     def score(self, runner: Any, returns: list[float]) -> float | None:
         """Return the score of episodes with these returns, or None; SpecError: the function gives none."""
         if callable(self.evaluation_callback):
