@@ -441,7 +441,8 @@ def test_an_agent_without_environment_plays_its_newest_run(tmp_path, monkeypatch
         (["ppo", "--env", "CartPole-v1", "--weights", __file__], "weights must be what --checkpoints wrote"),
     ],
 )
-def test_mistakes_exit_with_2(arguments, message, capsys):
+def test_mistakes_exit_with_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no run lies
 
     if not arguments:
         with pytest.raises(SpecError, match=message):

@@ -726,6 +726,8 @@ def test_agents_as_a_mapping():
     assert card.get("models", 3) == 3
     with pytest.raises(SpecError, match="Unknown agent 'ppoo'. Did you mean 'ppo'"):
         operant.agents["ppoo"]
+    with pytest.raises(SpecError, match="The agent 'ppo' has no 'models'. Did you mean 'model'"):
+        card["models"]
 
 
 def test_an_agent_without_files_has_empty_lists(monkeypatch):

@@ -166,6 +166,7 @@ class PPO(ActorCritic):
             parts=c.mini_batches,
             carry=block.carry,
             sequences=self.model.recurrent,
+            noisy=self.model.learns_otherwise,
         )
         weight = block.valid.astype(jnp.float32)
         metrics["value/mean"] = losses.weighted_mean(batch.value, weight)

@@ -166,6 +166,7 @@ class PQN(QLearner):
             parts=c.mini_batches,
             carry=block.carry,
             sequences=self.model.recurrent,
+            noisy=self.model.learns_otherwise,
         )
         metrics |= {
             "value/target": losses.weighted_mean(

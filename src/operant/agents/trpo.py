@@ -305,5 +305,6 @@ class TRPO(ActorCritic):
             parts=c.mini_batches,
             carry=carry,
             sequences=self.critic.recurrent,
+            noisy=self.critic.learns_otherwise,
         )
         return {**critic, "params": params}, opt_state, metrics

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +23,25 @@ S = TypeVar("S", bound=Tree)
 B = TypeVar("B")
 
 
-class Minibatch(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("rows", "carry", "words"), meta_fields=("impl",)
+)
+@dataclasses.dataclass(frozen=True)
+class Minibatch:
     """What a gradient step of `passes` learns from."""
 
     rows: Any
     """Leaves `[B, ...]`, of whole sequences `[T, B, ...]`."""
     carry: Tree
     """The recurrent states before sequences, `[B, ...]`."""
-    key: Key
+    words: Tree
+    impl: Any
+
+    @property
+    def key(self) -> Any:
+        """A key of its own; None unless passes are `noisy`."""
+        noisy = not isinstance(self.words, tuple)
+        return jax.random.wrap_key_data(self.words, impl=self.impl) if noisy else None
 
 
 def key_of_step(keys: Key) -> Callable[[Array | int], Key]:
@@ -91,13 +103,6 @@ def divisible(
         )
 
 
-def _keyed(
-    step: Callable[[S, Minibatch], tuple[S, Metrics]], impl: Any, state: S, part: tuple[Any, Tree, Array]
-) -> tuple[S, Metrics]:
-    rows, carry, words = part
-    return step(state, Minibatch(rows, carry, jax.random.wrap_key_data(words, impl=impl)))
-
-
 def passes(
     step: Callable[[S, Minibatch], tuple[S, Metrics]],
     state: S,
@@ -108,6 +113,7 @@ def passes(
     parts: int,
     carry: Tree = (),
     sequences: bool = False,
+    noisy: bool = False,
 ) -> tuple[S, Metrics]:
     """Pass over a block several times, each time in newly shuffled minibatches.
 
@@ -123,6 +129,7 @@ def passes(
         parts: minibatches of a pass.
         carry: leaves `[N, ...]`, only with `sequences`.
         sequences: whether minibatches are whole sequences, `[T, B, ...]`, instead of rows, `[B, ...]`.
+        noisy: whether each step wants a key.
 
     Returns:
         The state, and every metric's mean over the steps it applies to, of those in `STEP_COUNTS` the sum.
@@ -141,8 +148,10 @@ def passes(
         rows = jax.tree.map(lambda x: jnp.moveaxis(jnp.take(x, order, axis=axis), axis, 0), batch)
         starts = jax.tree.map(lambda x: jnp.take(x, order, axis=0), carry)
         rows, starts = spread(rows, 1 + axis), spread(starts, 1)
-        noise = prng.bits(jax.random.fold_in(epoch_key, Purpose.PERTURBATION), (parts, *words.shape))
-        return jax.lax.scan(functools.partial(_keyed, step, impl), state, (rows, starts, noise))
+        noise: Tree = ()
+        if noisy:
+            noise = prng.bits(jax.random.fold_in(epoch_key, Purpose.PERTURBATION), (parts, *words.shape))
+        return jax.lax.scan(step, state, Minibatch(rows, starts, noise, impl))
 
     # As plain numbers: under `vmap`, JAX's key-reuse check considers the keys of a scan used.
     words = jax.random.key_data(jax.random.split(key, epochs))
