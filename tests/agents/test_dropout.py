@@ -250,8 +250,8 @@ def test_every_gradient_step_draws_anew(name, monkeypatch):
         block, world = made.collect(train, world)
         train, _ = made.absorb(train, block)
     jax.effects_barrier()
-    # These ask for the noise of a step once for its loss and once for what follows.
-    times = 2 if AGENTS[name].module in ("dqn", "modular") else 1
+    # It asks for the noise of a step once for its loss and once for what follows.
+    times = 2 if AGENTS[name].module == "dqn" else 1
     counts = collections.Counter(seen)
     assert len(counts) >= max(2, SMALL[name].steps)
     assert set(counts.values()) == {times}

@@ -165,6 +165,7 @@ KNOBS: dict[str, dict[str, Knob]] = {
         "exploration": Knob(0.1, context={"exploration": 0.5}),
         "variable_noise": Knob(0.1, context={"variable_noise": 0.5}),
         "temperature": Knob(0.1),
+        "distributions": Knob({"float": {"distribution": "beta"}}, "shapes", kind="float"),
     },
     "modular": {},
     "a2c": {"normalize_advantage": Knob(True)},
@@ -418,7 +419,7 @@ def test_every_traced_option_takes_a_schedule(name):
                 name, **{option: {"type": "linear", "start": now, "end": now, "steps": 10}}
             ).config
             assert getattr(changed, option).range() == (now, now), option
-        elif not option.endswith(("model", "state_preprocessing")):  # which may be any dict
+        elif not option.endswith(("model", "state_preprocessing", "distributions")):  # which may be any dict
             with pytest.raises(SpecError, match=option):
                 parse_agent(name, **{option: {"type": "linear", "start": 1.0, "end": 1.0, "steps": 10}})
 

@@ -560,6 +560,7 @@ def test_a_server_that_does_not_come_back_is_named():
 @pytest.mark.slow
 def test_a_server_that_is_silent_is_named(module):
     with (
+        pytest.warns(RuntimeWarning, match="close of worker 0 hangs"),
         serving(module.Count, processes=True) as server,
         clients(server.ports[0], timeout_seconds=0.5) as (c,),
     ):

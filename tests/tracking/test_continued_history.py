@@ -17,7 +17,7 @@ from operant.tracking import History, read_history
 from operant.tracking.history import end_of
 from operant.tracking.record import EpisodeRecord, Origin
 from operant.training.episodes import RollingScore
-from operant.training.run_dir import history_held
+from operant.training.run_dir import held, history_held
 
 COMMON = [
     "--env", "jax:CartPole-v1", "--n-envs", "2", "--n-steps", "8", "--mini-batches", "2", "--ppo-epochs", "1",
@@ -204,6 +204,9 @@ def test_a_run_whose_own_history_another_has_continued_is_not_resumed(tmp_path, 
     assert main(["train", "--resume", "first", "--max-steps", "600"]) == 2
     assert "another run has continued it" in capsys.readouterr().err
     assert len(read_history("first/history.parquet")["step"]) == rows
+    with held(Path("first").absolute()):  # as while it trains
+        assert main(["train", "--resume", "b", "--max-steps", "1000"]) == 2
+        assert "Another run writes to the history 'first/history.parquet'" in capsys.readouterr().err
     assert main(["train", "--resume", "b", "--max-steps", "1000"]) == 0
 
 

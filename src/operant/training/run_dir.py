@@ -121,10 +121,11 @@ def history_of(run: RunConfig, directory: Path | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def history_held(path: str | Path | None) -> Iterator[None]:
-    """Hold the history of a run against other runs, which would overwrite its rows.
+def history_held(path: str | Path | None, directory: Path | None = None) -> Iterator[None]:
+    """Hold the history that a run in a folder names against other runs, which would overwrite its rows.
 
-    One that is missing is made, and removed afterwards if nothing was written.
+    One that is missing is made, and removed afterwards if nothing was written. If it is another run's own,
+    that run is held, too.
 
     Raises:
         SpecError: there can be no history at this path.
@@ -135,7 +136,11 @@ def history_held(path: str | Path | None) -> Iterator[None]:
         return
     folder = check_place(shown(path), "history_checkpoint").absolute()
     refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
-    with _existing(folder), _locked(folder, refusal):
+    with contextlib.ExitStack() as stack:
+        if folder.parent != directory and (folder.parent / "run.json").is_file():
+            stack.enter_context(_locked(folder.parent, refusal))
+        stack.enter_context(_existing(folder))
+        stack.enter_context(_locked(folder, refusal))
         yield
 
 

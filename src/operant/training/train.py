@@ -208,7 +208,7 @@ def _prepared(
                 directory = stack.enter_context(run_dir.claimed(run, definition.name))
             else:
                 stack.enter_context(run_dir.held(directory))
-            stack.enter_context(run_dir.history_held(run_dir.history_of(run, directory)))
+            stack.enter_context(run_dir.history_held(run.history_checkpoint, directory))
         origin = history_origin(run) if plan.resume is None else Origin()
         if plan.resume is not None and checkpoint.list_checkpoints(directory / "checkpoints"):
             run = run.replace(weights=())  # those that it began from may be gone
@@ -218,7 +218,9 @@ def _prepared(
             setup = ExperimentSetup(definition, environments, run)
         training = setup.training(run, directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
-            if training.ended is not None:  # it had written all of its rows
+            parts = read_run(directory / "run.json").get("resumed", [])
+            going_on = bool(parts) and parts[-1]["step"] >= training.driver.step  # without a new checkpoint
+            if training.ended is not None and not going_on:  # it had written all of its rows
                 refuse_rows_of_others(training, run_dir.history_of(run, directory))
         elif plan.resume is None:
             training.progress.begin_at(origin)

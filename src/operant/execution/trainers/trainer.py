@@ -334,7 +334,7 @@ class Trainer:
         self._call(callbacks, training, callback_episode_frequency, callback_timestep_frequency)
         with contextlib.ExitStack() as stack:
             stack.enter_context(signals.terminating())
-            stack.enter_context(run_dir.history_held(run_dir.history_of(run, directory)))
+            stack.enter_context(run_dir.history_held(run.history_checkpoint, directory))
             if not self._begun:
                 self._progress.begin_at(history_origin(run))
                 self._begun = True
