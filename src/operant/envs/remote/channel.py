@@ -53,6 +53,12 @@ class Channel:
                     self._wait(select.POLLIN, until)
                 except ssl.SSLWantWriteError:
                     self._wait(select.POLLOUT, until)
+        except ssl.SSLCertVerificationError as error:
+            raise LostError(
+                f"shows a certificate that is not trusted: {error.verify_message.rstrip('.')}. Give "
+                "certificate: the server's own, or that of its authority.",
+                final=True,
+            ) from None
         except (OSError, ValueError) as error:
             raise LostError(f"did not agree on TLS: {error}") from None
 
