@@ -24,7 +24,7 @@ from operant.spec import default, options, presets
 from operant.spec.run import ProcessConfig, RunConfig
 from operant.tracking import read_history
 from operant.training import signals
-from operant.training.train import resumed
+from operant.training.train import ExperimentConfig, measured_settings, resumed
 
 TINY = [
     "--n-envs",
@@ -757,23 +757,32 @@ def test_a_flag_of_the_library_before_is_understood():
     ("words", "told"),
     [
         (["--env", "CartPole-v1"], "--preset cartpole or --preset cartpole-500k"),
-        (["--env", "CartPole"], "Settings for CartPole-v1: --preset cartpole or"),
-        (["--env", "CartPole-v1", "--gamma", "0.9"], None),
+        (["--env", "CartPole"], "Settings measured on CartPole-v1: --preset cartpole or"),
+        (["--env", "CartPole-v1", "--gamma", "0.9"], "--preset cartpole or --preset cartpole-500k"),
         (["--env", "Acrobot-v1"], None),
         (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
         (["--preset", "cartpole"], None),
     ],
 )
 @pytest.mark.slow
-def test_who_trains_with_defaults_is_told_of_presets(words, told, capsys, tmp_path):
+def test_who_trains_with_other_settings_is_told_of_presets(words, told, capsys, tmp_path):
     assert main(["train", "ppo", *words, "--max-steps", "8", "--run-dir", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert ("Settings for" in said) == (told is not None)
+    assert ("Settings measured" in said) == (told is not None)
     assert told is None or told in said
     env = json.loads((tmp_path / "run" / "run.json").read_text())["run"]["env"]
     assert env == {"CartPole": "CartPole-v1", "cartpole": "CartPole-v1"}.get(words[1], words[1])
     if words[0] == "--env":  # said once more when it is resumed
         assert resumed(tmp_path / "run", {"env": words[1]}).run.env == env
+
+
+@pytest.mark.parametrize("agent", ["a2c", "acer", "dqn", "ppo", "trpo"])
+def test_the_documents_commands_on_pong_name_settings_that_won_it(agent):
+    options = {"a2c": {}, "acer": {"trust_region": True}, "dqn": {"buffer_max_size": 50_000}}.get(agent, {})
+    run = RunConfig(env="PongNoFrameskip-v4", max_steps=1)
+    (said,) = measured_settings(ExperimentConfig(agent, options, run), run.env)
+    own = "" if agent == "dqn" else "operant train dqn "
+    assert said.startswith(f"Settings measured on PongNoFrameskip-v4: {own}--preset pong-1m (")
 
 
 @pytest.mark.parametrize(

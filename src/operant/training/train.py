@@ -240,7 +240,7 @@ def _prepared(
         stack.enter_context(training.loggers)
         for text in (
             _greeting(definition.name, run, environments, directory),
-            *_presets(plan, run.env),
+            *measured_settings(plan, run.env),
             *environments.remarks,
             *definition.remarks(training.own_steps),
         ):
@@ -382,17 +382,19 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
     )
 
 
-def _presets(plan: ExperimentConfig, env: str) -> Iterator[str]:
-    if plan.resume is None and not plan.options:
-        here = plan.agent, env
-        measured = (p for p in presets.every() if not p.score.startswith("not measured"))
-        names = [p.name for p in measured if (p.agent, p.settings["env"]) == here and not p.control]
-        if names:
-            flags = " or ".join(f"--preset {name}" for name in names)
-            yield (
-                f"These are {plan.agent}'s defaults. Settings for {env}: {flags}; their measured scores: "
-                "operant list presets"
-            )
+def measured_settings(plan: ExperimentConfig, env: str) -> Iterator[str]:
+    """Name settings that were measured on the environment: the agent's own, or else the best of others."""
+    measured = [p for p in presets.every() if p.settings["env"] == env and p.measured is not None]
+    own = [p for p in measured if p.agent == plan.agent]
+    used = any(all(p.settings.get(name) == value for name, value in plan.options.items()) for p in own)
+    if plan.resume is not None or (plan.options and used):
+        return
+    best = sorted(measured, key=lambda p: p.measured or 0.0, reverse=True)[:2]
+    names = [f"--preset {p.name}" for p in own] or [
+        f"operant train {p.agent} --preset {p.name}" for p in best
+    ]
+    if names:
+        yield f"Settings measured on {env}: {' or '.join(names)} (their scores: operant list presets)"
 
 
 def resuming(directory: str | Path, agent: str, env: str) -> str:

@@ -27,6 +27,11 @@ class Preset(NamedTuple):
     control: bool = False
     """Whether they must fail, as a control of the benchmarks: nobody should train with them."""
 
+    @property
+    def measured(self) -> float | None:
+        """The score that recommends them; None: nothing does yet, or they must fail."""
+        return None if self.control or self.score.startswith("not") else float(self.score.split()[0])
+
 
 def every() -> Iterator[Preset]:
     """Yield all presets."""
