@@ -53,10 +53,10 @@ COMMANDS = [
     "trpo-critic-pong.tf --lr 1e-3",
 ]
 BUDGETS = {
-    "ddpg": "--buffer-initial-size 400",
-    "dqn": "--buffer-initial-size 300",
-    "ppo": "--n-steps 32",
-    "trpo": "--n-steps 32",
+    "ddpg": "--buffer-initial-size 200",
+    "dqn": "--buffer-initial-size 200",
+    "ppo": "--n-steps 16",
+    "trpo": "--n-steps 16",
 }
 """What is added so that little time is enough for updates."""
 
@@ -78,7 +78,7 @@ def test_command_lines(command, tmp_path, monkeypatch):
     budget = [
         *shlex.split(BUDGETS.get(arguments[1], "")),
         "--max-steps",
-        "700",
+        "400",
         "--run-dir",
         "run",
         "--seed",
@@ -86,7 +86,7 @@ def test_command_lines(command, tmp_path, monkeypatch):
     ]
     assert main([*arguments, *budget, "--quiet"]) == 0
     tree, header = checkpoint.load(checkpoint.latest(Path("run") / "checkpoints"))
-    assert header["training"]["step"] > 600
+    assert header["training"]["step"] > 350
     updates = [int(x) for name, x in tree.items() if name.endswith("counters.updates")]
     assert updates[0] > 0
     assert all(np.isfinite(np.asarray(x)).all() for name, x in tree.items() if "params" in name)
@@ -173,14 +173,14 @@ def test_programs(example, tmp_path, monkeypatch):
     def short(self, target_reward=None, max_steps=None):
         seen.append(self)
         before = int(self.session.driver.train.counters.updates)
-        outcome = fit(self, target_reward=target_reward, max_steps=800)
+        outcome = fit(self, target_reward=target_reward, max_steps=400)
         assert int(self.session.driver.train.counters.updates) > before
         return outcome
 
     monkeypatch.setattr(Trainer, "fit", short)
     shrink(monkeypatch)
     runpy.run_path(str(example))
-    assert len(seen) == 1 and seen[0].steps > 700
+    assert len(seen) == 1 and seen[0].steps > 350
     seen[0].close()
 
 
@@ -190,9 +190,9 @@ def shrink(monkeypatch):
 
     def built(self, envs, *parts, **settings):
         if self.agent in ("ppo", "trpo"):
-            settings["n_steps"] = 32
+            settings["n_steps"] = 16
         for share in parts[-1] if isinstance(parts[-1], list) else []:
-            share.initial_size = min(share.initial_size, 40)
+            share.initial_size = min(share.initial_size, 20)
         build(self, envs, *parts, seed=1, quiet=True, **settings)
 
     monkeypatch.setattr(Trainer, "__init__", built)
