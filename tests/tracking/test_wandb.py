@@ -90,6 +90,7 @@ def test_the_package_is_asked_for(monkeypatch, tmp_path):
         WandB("a", tmp_path, {})
 
 
+@pytest.mark.slow
 def test_wandb_itself_says_whether_someone_logged_in(tmp_path):
     pytest.importorskip("wandb", reason="needs the extra 'wandb'")
     program = "import wandb; print(wandb.login(prompt=False, verify=False))"

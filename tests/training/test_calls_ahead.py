@@ -88,6 +88,7 @@ def ends_of(driver: DeviceDriver) -> device_driver.EpisodeEnds:
     return driver.calls.advance(driver.compile(), (driver.train, driver.world), 1).kept
 
 
+@pytest.mark.slow
 def test_without_room_for_two_states_calls_follow_one_another(driver, events, monkeypatch):
     ahead, plain = driver(True), driver(False)
     begin = CallsAhead._begin
