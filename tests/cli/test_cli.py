@@ -24,7 +24,7 @@ from operant.spec import default, options, presets
 from operant.spec.run import ProcessConfig, RunConfig
 from operant.tracking import read_history
 from operant.training import signals
-from operant.training.train import ExperimentConfig, measured_settings, resumed
+from operant.training.train import measured_settings, resumed
 
 TINY = [
     "--n-envs",
@@ -762,6 +762,7 @@ def test_a_flag_of_the_library_before_is_understood():
         (["--env", "Acrobot-v1"], None),
         (["--env", "MountainCar-v0"], None),  # of which the only preset is one that must fail
         (["--preset", "cartpole"], None),
+        (["--preset", "cartpole", "--lr", "1e-3"], None),
     ],
 )
 @pytest.mark.slow
@@ -778,9 +779,7 @@ def test_who_trains_with_other_settings_is_told_of_presets(words, told, capsys, 
 
 @pytest.mark.parametrize("agent", ["a2c", "acer", "dqn", "ppo", "trpo"])
 def test_the_documents_commands_on_pong_name_settings_that_won_it(agent):
-    options = {"a2c": {}, "acer": {"trust_region": True}, "dqn": {"buffer_max_size": 50_000}}.get(agent, {})
-    run = RunConfig(env="PongNoFrameskip-v4", max_steps=1)
-    (said,) = measured_settings(ExperimentConfig(agent, options, run), run.env)
+    (said,) = measured_settings(agent, "PongNoFrameskip-v4")
     own = "" if agent == "dqn" else "operant train dqn "
     assert said.startswith(f"Settings measured on PongNoFrameskip-v4: {own}--preset pong-1m (")
 

@@ -307,3 +307,24 @@ def test_what_cannot_be_tried():
         check_env("CartPole-v1", steps=0)
     with pytest.raises(UsageError, match=r"is a vector. Pass one environment"):
         check_env(gymnasium.make_vec("CartPole-v1", 2))
+
+
+@pytest.mark.parametrize("fault", ["limit", "space"])
+def test_what_cannot_be_tried_is_closed(fault):
+    closed = []
+
+    class Closing(Good):
+        def __init__(self):
+            if fault == "space":
+                self.observation_space = None
+
+        def close(self):
+            closed.append(True)
+
+    gymnasium.register("Closing-v0", Closing, max_episode_steps=21)
+    try:
+        with pytest.raises((SpecError, EnvError), match="max_episode_timesteps|defines no observation_space"):
+            check_env("Closing-v0", max_episode_timesteps=10**6 if fault == "limit" else None)
+    finally:
+        del gymnasium.registry["Closing-v0"]
+    assert closed

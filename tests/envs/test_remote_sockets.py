@@ -359,9 +359,17 @@ def test_tls(module, certificate):
             assert ask(connection).states.shape == (100_000,)
             assert ask(connection, 1).states[-1] == 0
         # It will show no other, so it is not tried again until 30 s are over.
-        with pytest.raises(EnvError, match=r"not trusted: self-signed certificate\. Give certificate: "):
+        with pytest.raises(EnvError, match=r"not accepted: self-signed certificate\. Give certificate: "):
             connect(remote="socket-client", host=HOST, port=port, token=TOKEN, certificate="system")
         wait_until(lambda: server.rejected == 1)
+        with pytest.raises(EnvError, match=r"not accepted: Hostname mismatch.* for 'localhost'\.$"):
+            connect(
+                remote="socket-client",
+                host="localhost",
+                port=port,
+                token=TOKEN,
+                certificate=certificate[0],
+            )
         with pytest.raises(EnvError, match=r"could not be reached within 0.5 s"):
             connect(remote="socket-client", host=HOST, port=port, token=TOKEN, start_seconds=0.5)
         with clients(port, token=TOKEN, certificate=certificate[0]) as (connection,):
@@ -555,7 +563,7 @@ def test_a_server_that_does_not_come_back_is_named():
 @pytest.mark.slow
 def test_a_server_that_is_silent_is_named(module):
     with (
-        pytest.warns(RuntimeWarning, match="close of worker 0 hangs"),
+        pytest.warns(RuntimeWarning, match="Worker 0 did not end within 10 s of close"),
         serving(module.Count, processes=True) as server,
         clients(server.ports[0], timeout_seconds=0.5) as (c,),
     ):

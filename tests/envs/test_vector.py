@@ -712,6 +712,17 @@ def test_registered_here_made_there(module):
         del gymnasium.registry["CountHere-v0"]
 
 
+@pytest.mark.parametrize(("registered", "limit"), [(None, 500), (20, 20), (600, 500)])
+def test_of_a_registered_limit_and_one_within_the_smaller_holds(registered, limit):
+    """As where a function that wraps `gymnasium.make` is registered."""
+    gymnasium.register("Within-v0", lambda: gymnasium.make("CartPole-v1"), max_episode_steps=registered)
+    try:
+        with Environment.create("Within-v0") as one, create("Within-v0", 2, "in-process") as several:
+            assert one.max_episode_timesteps() == several.max_episode_timesteps == limit
+    finally:
+        del gymnasium.registry["Within-v0"]
+
+
 # Faults
 
 
@@ -1165,7 +1176,7 @@ def test_a_worker_that_does_not_close_is_ended_and_told(module, monkeypatch):
     monkeypatch.setattr(process, "CLOSE_SECONDS", 0.3)
     env = create(module.Unclosing, 1, "processes")
     found = pids(env)
-    with pytest.warns(RuntimeWarning, match="close of worker 0 hangs; it counts as closed"):
+    with pytest.warns(RuntimeWarning, match=r"Worker 0 did not end within 0.3 s of close, and was killed\."):
         env.close()
     assert all(map(is_gone, found))
 

@@ -354,6 +354,14 @@ def test_weights_are_written_also_where_no_episode_ended(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_weights_go_to_an_empty_folder(tmp_path):
+    agent = operant.A2C("Pendulum-v1", NET, checkpoints=[str(tmp_path)], n_envs=1, quiet=True)
+    agent.fit(max_steps=10)
+    agent.close()
+    assert checkpoint.is_checkpoint(tmp_path)
+
+
+@pytest.mark.slow
 def test_weights_that_no_evaluation_judged_are_told_so(tmp_path, capsys):
     """In a run with evaluations these choose the weights, whatever training's episodes came to."""
     path = tmp_path / "net.tf"

@@ -352,3 +352,15 @@ def test_a_run_on_a_native_environment_is_compiled(tiny, capsys):
     assert main([*arguments, "--timesteps", "3001"]) == 0
     text = capsys.readouterr().err
     assert "timesteps 3001/3001" in text and "driver=device" in text
+
+
+@pytest.mark.slow
+def test_an_environment_may_change_the_working_directory(tiny, tmp_path, monkeypatch):
+    (tmp_path / "moving.py").write_text(
+        "import os, gymnasium\n\n\ndef make(**options):\n    os.chdir('/')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("env.json").write_text(json.dumps({"environment": "moving:make"}))
+    arguments = ["run", "--agent", "tiny.json", "--environment", "env.json", "--repeat", "2", "--quiet"]
+    assert main([*arguments, "--episodes", "1"]) == 0

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import operant
+from operant.checkpoint import weight_files
 from operant.cli import main
 from operant.envs.vector.create import create
 from operant.errors import EnvError, SpecError
@@ -563,11 +564,12 @@ def test_an_exported_policy_plays_as_the_run_does(trained, tmp_path, capsys, for
 
 def test_weights_are_not_taken_for_an_agent(trained, tmp_path, capsys):
     """A run writes them as a checkpoint, which says nothing of spaces."""
-    shutil.copytree(trained / "ppo.tf", tmp_path / "ppo.tf")
-    assert main(["play", str(tmp_path), "--env", "CartPole-v1"]) == 2
-    assert (
-        "ppo.tf' does not hold an agent. Weights are played by: operant play AGENT" in capsys.readouterr().err
-    )
+    shutil.copytree(trained / "ppo.tf", tmp_path / "a" / "ppo.tf")
+    weight_files.write(tmp_path / "b.npz", {"model/x": np.zeros(1)}, {"weights": "model", "agent": "a"}, "b")
+    for folder, file in (("a", "ppo.tf"), (".", "b.npz")):
+        assert main(["play", str(tmp_path / folder), "--env", "CartPole-v1"]) == 2
+        told = f"{file}' does not hold an agent. Weights are played by: operant play AGENT"
+        assert told in capsys.readouterr().err
 
 
 def test_what_a_program_saved_plays(tmp_path, capsys):
@@ -583,6 +585,37 @@ def test_what_a_program_saved_plays(tmp_path, capsys):
         for place in (*places, str(tmp_path / "b"))  # weights alone
     ]
     assert returns[0] == returns[1] == returns[2]
+    other = returns_of(tmp_path / "c", 3)
+    given = {"run_dir": str(tmp_path / "b"), "weights": [other[0]], "env": "CartPole-v1", "episodes": 2}
+    assert play(PlayConfig.from_dict({**given, "seed": 1})).rewards == other[1] != returns[0]
+
+
+def returns_of(folder, seed):
+    """Return a file of another agent's weights, and what it plays."""
+    with operant.Environment.create("CartPole-v1") as env:
+        model = [{"type": "dense", "size": 4}]
+        agent = operant.Agent.create(agent="ppo", environment=env, model=model, seed=seed)
+    path = agent.save(folder, format="safetensors")
+    agent.close()
+    config = {"run_dir": str(folder), "env": "CartPole-v1", "episodes": 2, "seed": 1}
+    return path, play(PlayConfig.from_dict(config)).rewards
+
+
+@pytest.mark.parametrize("way", ["run", "play"])
+def test_an_agents_name_that_is_also_a_trained_one_is_refused(way, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    returns_of(tmp_path / "ppo", 2)
+    with operant.Environment.create("CartPole-v1") as env:
+        agent = operant.Agent.create(agent="a2c", environment=env, model=[{"type": "dense", "size": 4}])
+    agent.save(directory=".", filename="a2c")
+    agent.close()
+    for name in ("ppo", "a2c"):
+        words = {
+            "run": ["--agent", name, "--environment", "CartPole-v1", "--episodes", "1"],
+            "play": [name, "--env", "CartPole-v1"],
+        }
+        assert main([way, *words[way]]) == 2
+        assert f"'{name}' is an agent, which is untrained, and here also" in capsys.readouterr().err
 
 
 def test_an_exported_policy_with_masks_is_not_played_without(tmp_path, capsys):

@@ -907,3 +907,7 @@ def test_environments_of_gymnasium_in_step_are_driven_in_blocks(options):
         assert runner.driver == "host" and runner.timesteps == 101 == runner.agent.timesteps - before
         runner.run(num_timesteps=101, use_tqdm=False)
         assert runner.driver == "interactive"  # each at its own pace
+    limited = {"environment": "CartPole-v1", "max_episode_timesteps": 5}
+    with Runner({**small, **options}, limited, num_parallel=2) as runner:
+        runner.run(num_updates=5, batch_agent_calls=True, use_tqdm=False)
+        assert runner.driver == "host" and set(runner.episode_timesteps) == {5}

@@ -208,6 +208,24 @@ def test_a_run_whose_own_history_another_has_continued_is_not_resumed(tmp_path, 
         assert main(["train", "--resume", "b", "--max-steps", "1000"]) == 2
         assert "Another run writes to the history 'first/history.parquet'" in capsys.readouterr().err
     assert main(["train", "--resume", "b", "--max-steps", "1000"]) == 0
+    rows = len(read_history("first/history.parquet")["step"])
+    options = {"n_envs": 2, "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "quiet": True}
+    model = [{"type": "dense", "size": 8}]
+    agent = PPO("jax:CartPole-v1", run_dir="first", resume=True, model=model, **options)
+    with pytest.raises(UsageError, match="another run has continued it"):
+        agent.fit(max_steps=600)
+    agent.close()
+    assert len(read_history("first/history.parquet")["step"]) == rows
+
+
+@pytest.mark.slow
+def test_a_run_s_own_history_may_be_named_through_a_link(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("real").mkdir()
+    Path("link").symlink_to("real")
+    command = ["train", "ppo", *COMMON[:-2], "--quiet", "--history-checkpoint", "link/a/history.parquet"]
+    assert main([*command, "--run-dir", "real/a", "--max-steps", "64"]) == 0
+    assert main(["train", "--resume", "link/a", "--max-steps", "128"]) == 0
 
 
 def _refused(path):

@@ -197,7 +197,8 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
             {},
             "resumed at step 60 on another number of devices",
         ),
-        ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, do not exist here"),
+        ({"weights": {"none.tf": "x"}}, {}, "the weights 'none.tf', from which it began, are not here any"),
+        ({"weights": {"empty": "x"}}, {}, "the weights 'empty', from which it began, are not here any more"),
         ({"weights": {"run": "x"}}, {}, "the weights 'run', from which it began, have been written to since"),
         ({"together": 4}, {}, "trained at once with other seeds (4 in all)"),
         ({}, {"ended": "failed"}, "ended by an environment that failed"),
@@ -206,6 +207,7 @@ def test_a_native_run_that_was_resumed_is_repeated_in_one(run, capsys):
 def test_what_cannot_be_repeated_is_said(run, capsys, data, training, message):
     saved = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**saved, **data}))
+    run.with_name("empty").mkdir(exist_ok=True)
     if training:
         tree, header = checkpoint.load(checkpoint.latest("run/checkpoints"))
         header["training"].update(training)

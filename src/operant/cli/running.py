@@ -56,7 +56,11 @@ def _located(config: RunnerConfig) -> RunnerConfig:
     values = {name: getattr(config, name) for name in FOLDERS}
     # FOLDER,NAME, too, if it names a folder.
     places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
-    return config.replace(**{name: str(working_directory() / values[name]) for name in places})
+    if config.environment and Path(config.environment).is_file():
+        places.add("environment")
+    if config.agent and config.agent not in (*AGENTS, *ALIASES) and Path(config.agent).exists():
+        places.add("agent")
+    return config.replace(**{name: str(working_directory() / getattr(config, name)) for name in places})
 
 
 def _once(config: RunnerConfig, agent: Any, runs: list[Run]) -> None:

@@ -142,6 +142,7 @@ def _resume(agent: str | None, values: dict[str, Any]) -> Any:
 
 
 def _plan(agent: str | None, values: dict[str, Any]) -> Any:
+    tuned = bool(values.get("preset") or values.get("from_study"))
     agent, values = _studied(agent, values)
     if agent is None:
         raise SpecError(
@@ -156,7 +157,8 @@ def _plan(agent: str | None, values: dict[str, Any]) -> Any:
         wait("Loading JAX")
     from operant.training.train import ExperimentConfig
 
-    return ExperimentConfig(agent, {k: v for k, v in values.items() if k not in known}, run)
+    own = {k: v for k, v in values.items() if k not in known}
+    return ExperimentConfig(agent, own, run, untried=not tuned)
 
 
 def _studied(agent: str | None, values: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -274,11 +274,16 @@ _Trial: TypeAlias = _GymnasiumTrial | _EnvironmentTrial
 def _trial(source: EnvSpec, report: _Report) -> _Trial:
     environment = source.make()
     trial: _Trial
-    if adapter.is_single(environment):
-        trial = _GymnasiumTrial(environment, report)
-    else:
-        trial = _EnvironmentTrial(source.as_environment(environment), report)
-    trial.limit = smaller_limit(source.max_episode_timesteps, trial.limit, source.name)
+    try:
+        if adapter.is_single(environment):
+            trial = _GymnasiumTrial(environment, report)
+        else:
+            trial = _EnvironmentTrial(source.as_environment(environment), report)
+        trial.limit = smaller_limit(source.max_episode_timesteps, trial.limit, source.name)
+    except BaseException:
+        if not source.is_object:
+            environment.close()
+        raise
     return trial
 
 

@@ -230,10 +230,12 @@ def prepared(
     newest = None if config.run_dir is None else _newest(config.run_dir, config.best)
     saved: Mapping[str, Any] | None = None
     if isinstance(newest, Path):  # weights alone
-        saved, what = weight_files.header(newest), f"The weights {shown(newest)!r}"
-        config, newest = config.replace(weights=(str(newest),)), None
+        saved = _specification(weight_files.header(newest), newest)
+        what = f"The weights {shown(newest)!r}"
+        config, newest = config.replace(weights=config.weights or (str(newest),)), None
     elif newest is not None:
-        saved, what = _specification(newest), f"The checkpoint {shown(newest.path)!r}"
+        saved = _specification(newest.header.get("specification"), newest.path)
+        what = f"The checkpoint {shown(newest.path)!r}"
     if saved is None and agent is None:
         raise SpecError(
             "play needs an agent or run_dir: `operant play <agent> --env ...` or `operant play RUN`."
@@ -262,14 +264,13 @@ def prepared(
     return learner, train, env, saved
 
 
-def _specification(newest: Checkpoint) -> Mapping[str, Any]:
-    """Return what a checkpoint says of its agent; refuse weights alone, which are checkpoints, too."""
-    saved = newest.header.get("specification")
+def _specification(saved: Any, path: Path) -> Mapping[str, Any]:
+    """Return what a file says of its agent; SpecError: it has the weights of a model alone."""
     parts = ("agent", "spaces", "parallel_interactions")
     if not isinstance(saved, Mapping) or not all(part in saved for part in parts):
         raise SpecError(
-            f"{shown(newest.path)!r} does not hold an agent. Weights are played by: operant play AGENT --env "
-            f"... --weights {shown(newest.path)}"
+            f"{shown(path)!r} does not hold an agent. Weights are played by: operant play AGENT --env "
+            f"... --weights {shown(path)}"
         )
     return saved
 

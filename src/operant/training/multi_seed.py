@@ -74,7 +74,7 @@ def replicate(
     """
     placement = None if cluster is None else TaskPlacement.read(cluster)
     run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
-    plan = plan._replace(run=run)
+    plan = plan._replace(run=run, untried=False)
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
             raise UsageError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from operant.agents.table import resolve
-from operant.errors import SpecError, UsageError, shown
+from operant.errors import OperantError, SpecError, UsageError, shown
 from operant.spec import Config, option
 from operant.spec.run import PROCESSES, RunConfig
 from operant.tracking import History, LoggerGroup, read_history
@@ -213,10 +213,13 @@ def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[s
     if len(kinds) > 1:
         yield f"it was resumed on another kind of device ({', then '.join(kinds)}), which rounds otherwise."
     for path, digest in data["weights"].items():
-        if not Path(path).exists():
-            yield f"the weights {path!r}, from which it began, do not exist here."
-        elif weights_digest(path) != digest:
-            yield f"the weights {path!r}, from which it began, have been written to since."
+        try:
+            same = weights_digest(path) == digest
+        except OperantError:
+            yield f"the weights {path!r}, from which it began, are not here any more."
+        else:
+            if not same:
+                yield f"the weights {path!r}, from which it began, have been written to since."
 
 
 def _repeat(record: RunRecord, place: Path, config: ReproduceConfig) -> int:

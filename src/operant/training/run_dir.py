@@ -120,6 +120,15 @@ def history_of(run: RunConfig, directory: Path | None) -> Path | None:
     return own if run.history_checkpoint is None else Path(run.history_checkpoint)
 
 
+def has_written_all(directory: Path) -> bool:
+    """Tell whether a run ended, and has not gone on since: its history has rows up to its last step."""
+    newest = checkpoint.newest(directory / "checkpoints", without="")
+    if newest is None or newest.header["training"]["ended"] is None:
+        return False
+    parts = read_run(directory / "run.json").get("resumed", [])
+    return not parts or parts[-1]["step"] < newest.header["training"]["step"]  # else without a new checkpoint
+
+
 @contextlib.contextmanager
 def history_held(path: str | Path | None, directory: Path | None = None) -> Iterator[None]:
     """Hold the history that a run in a folder names against other runs, which would overwrite its rows.
@@ -134,10 +143,11 @@ def history_held(path: str | Path | None, directory: Path | None = None) -> Iter
     if path is None:
         yield
         return
-    folder = check_place(shown(path), "history_checkpoint").absolute()
+    folder = check_place(shown(path), "history_checkpoint").resolve()
     refusal = f"Another run writes to the history {shown(path)!r}. Wait for its end, or give another history."
     with contextlib.ExitStack() as stack:
-        if folder.parent != directory and (folder.parent / "run.json").is_file():
+        own = directory is not None and folder.parent == directory.resolve()
+        if not own and (folder.parent / "run.json").is_file():
             stack.enter_context(_locked(folder.parent, refusal))
         stack.enter_context(_existing(folder))
         stack.enter_context(_locked(folder, refusal))

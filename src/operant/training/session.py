@@ -163,7 +163,8 @@ class WeightFiles:
         if not self.paths:
             return None
         files = ", ".join(map(shown, self.paths))
-        if any(_origin(path).get("judged", True) for path in self.paths if Path(path).exists()):
+        kept = (path for path in self.paths if Path(path).is_file() or checkpoint.is_checkpoint(path))
+        if any(_origin(path).get("judged", True) for path in kept):
             return f"{files} left as before"
         self.save(train, judged=False)
         return f"the last weights were written to {files}"

@@ -52,6 +52,8 @@ class ExperimentConfig(NamedTuple):
     run: RunConfig
     resume: Path | None = None
     """Folder of the run to continue."""
+    untried: bool = False
+    """Whether nobody measured these settings: the run names some that were measured on its environment."""
 
 
 class TrainingResult(NamedTuple):
@@ -218,9 +220,7 @@ def _prepared(
             setup = ExperimentSetup(definition, environments, run)
         training = setup.training(run, directory / "checkpoints" if first else None)
         if plan.resume is not None and _restored(training, directory, plan.options):
-            parts = read_run(directory / "run.json").get("resumed", [])
-            going_on = bool(parts) and parts[-1]["step"] >= training.driver.step  # without a new checkpoint
-            if training.ended is not None and not going_on:  # it had written all of its rows
+            if run_dir.has_written_all(directory):
                 refuse_rows_of_others(training, run_dir.history_of(run, directory))
         elif plan.resume is None:
             training.progress.begin_at(origin)
@@ -240,7 +240,7 @@ def _prepared(
         stack.enter_context(training.loggers)
         for text in (
             _greeting(definition.name, run, environments, directory),
-            *measured_settings(plan, run.env),
+            *(measured_settings(definition.name, run.env) if plan.untried else ()),
             *environments.remarks,
             *definition.remarks(training.own_steps),
         ):
@@ -382,13 +382,10 @@ def _greeting(agent: str, run: RunConfig, environments: Environments, directory:
     )
 
 
-def measured_settings(plan: ExperimentConfig, env: str) -> Iterator[str]:
-    """Name settings that were measured on the environment: the agent's own, or else the best of others."""
+def measured_settings(agent: str, env: str) -> Iterator[str]:
+    """Name settings that were measured on an environment: the agent's own, or else the best of others."""
     measured = [p for p in presets.every() if p.settings["env"] == env and p.measured is not None]
-    own = [p for p in measured if p.agent == plan.agent]
-    used = any(all(p.settings.get(name) == value for name, value in plan.options.items()) for p in own)
-    if plan.resume is not None or (plan.options and used):
-        return
+    own = [p for p in measured if p.agent == agent]
     best = sorted(measured, key=lambda p: p.measured or 0.0, reverse=True)[:2]
     names = [f"--preset {p.name}" for p in own] or [
         f"operant train {p.agent} --preset {p.name}" for p in best

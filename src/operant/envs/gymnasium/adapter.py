@@ -126,6 +126,9 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
     while isinstance(layer, gymnasium.Wrapper):
         layer._cached_spec = None
         layer = layer.env
+    limits = [n for n in (spec.max_episode_steps, own_limit(env)) if n is not None]
+    if limits and env.spec is not None:  # a time limit within the entry point has put its own there
+        env.spec.max_episode_steps = min(limits)
     return env
 
 

@@ -18,6 +18,9 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 other machine counts as gone. The system's default of two hours would keep an environment from other clients
 for as long."""
 
+_UNTRUSTED = (18, 19, 20, 21)
+"""OpenSSL's codes of a certificate whose issuer is not known here; others are of its names or its dates."""
+
 
 class Channel:
     """One end of a connection; it owns its socket. No call takes longer than the seconds it is given."""
@@ -54,11 +57,10 @@ class Channel:
                 except ssl.SSLWantWriteError:
                     self._wait(select.POLLOUT, until)
         except ssl.SSLCertVerificationError as error:
-            raise LostError(
-                f"shows a certificate that is not trusted: {error.verify_message.rstrip('.')}. Give "
-                "certificate: the server's own, or that of its authority.",
-                final=True,
-            ) from None
+            text = f"shows a certificate that is not accepted: {error.verify_message.rstrip('.')}."
+            if error.verify_code in _UNTRUSTED:
+                text += " Give certificate: the server's own, or that of its authority."
+            raise LostError(text, final=True) from None
         except (OSError, ValueError) as error:
             raise LostError(f"did not agree on TLS: {error}") from None
 

@@ -190,16 +190,18 @@ def end(workers: Sequence[Worker], descriptor: int) -> None:
     for worker in workers:
         if worker.process is not None:
             worker.send(CLOSE)
-    deadline = time.monotonic() + CLOSE_SECONDS
+    deadline, late = time.monotonic() + CLOSE_SECONDS, []
     for worker in workers:
         if worker.process is not None:
             try:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                text = f"close of worker {worker.index} hangs; it counts as closed."
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                late.append(worker.index)
         worker.kill()
     os.close(descriptor)
+    for index in late:
+        text = f"Worker {index} did not end within {CLOSE_SECONDS:g} s of close, and was killed."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def memory_file() -> int:

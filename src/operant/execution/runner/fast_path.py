@@ -15,7 +15,7 @@ import jax
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from operant.agents.base.learner import Learner
-from operant.envs.catalog import resolve
+from operant.envs.env_spec import EnvSpec
 from operant.envs.native.validate import accepted
 from operant.envs.vector import create
 from operant.envs.vector.base import VectorEnv
@@ -37,13 +37,10 @@ class FastPath:
     episodes run side by side, one for each actor.
     """
 
-    def __init__(
-        self, environment: Any, connections: Sequence[Any], max_episode_timesteps: int | None, n: int
-    ) -> None:
-        self._connections, self._limit, self._n = connections, max_episode_timesteps, n
+    def __init__(self, spec: EnvSpec, connections: Sequence[Any], n: int) -> None:
+        self._spec, self._connections, self._n = spec, connections, n
         self._device: DeviceDriver | None = None
         self._vector: VectorEnv | None = None
-        self._spec = spec = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self._driver = ""
         if spec.reward_shaping is None:
             plain = isinstance(spec.target, GymnasiumSpec)
@@ -115,7 +112,8 @@ class FastPath:
         assert agent.engine is not None
         if self._vector is None:
             games = [each.environment.gymnasium for each in self._connections]
-            self._vector = create.create(games, mode="in-process", max_episode_timesteps=self._limit)
+            limit = self._spec.max_episode_timesteps
+            self._vector = create.create(games, mode="in-process", max_episode_timesteps=limit)
         driver = HostDriver(agent.engine, self._vector, seed)
         if state.last is not None:
             driver.restore(state.train, {"observation": state.last})

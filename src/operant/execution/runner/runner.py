@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from operant.envs.catalog import resolve
 from operant.envs.remote import connect
 from operant.envs.remote.connection import Connection, close_all
 from operant.envs.vector.base import seed_of
@@ -80,6 +81,10 @@ class Runner(RunStatistics):
         if not isinstance(evaluation, bool):
             raise value_error("evaluation", "True or False", evaluation)
         self.is_agent_external = isinstance(agent, Agent)
+        spec = None
+        if environments is None and remote is None and not evaluation:
+            # Read first: an environment may change the working directory.
+            spec = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self.environments: list[Connection] = _opened(
             environment, environments, max_episode_timesteps=max_episode_timesteps, num_parallel=num_parallel,
             evaluation=evaluation, remote=remote, blocking=blocking, host=host, port=port,
@@ -98,9 +103,7 @@ class Runner(RunStatistics):
         except BaseException:
             close_all(self.environments)
             raise
-        self._fast_path: FastPath | None = None
-        if environments is None and remote is None and not evaluation:
-            self._fast_path = FastPath(environment, self.environments, max_episode_timesteps, actors)
+        self._fast_path = None if spec is None else FastPath(spec, self.environments, actors)
         self._runs = 0
         self._running = False
         self._closed = False
@@ -184,7 +187,8 @@ class Runner(RunStatistics):
                 no handler of its own: the run has ended as if a callback had ended it. The status is 143
                 (129).
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = dict(locals())
+        del given["self"]
         if self._closed:
             raise UsageError("The Runner is closed. Make another one.")
         if self._running:

@@ -245,7 +245,7 @@ class Trainer:
         again."""
         if self._resumed and list_checkpoints(folder / "checkpoints"):
             self.load(folder)
-            self._loaded = None
+            self._loaded, self._wrote = None, run_dir.has_written_all(folder)
 
     def __repr__(self) -> str:
         run = self.run_config
