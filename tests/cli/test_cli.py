@@ -777,6 +777,13 @@ def test_who_trains_with_other_settings_is_told_of_presets(words, told, capsys, 
         assert resumed(tmp_path / "run", {"env": words[1]}).run.env == env
 
 
+@pytest.mark.slow
+def test_of_several_seeds_it_is_told_once(capsys, tmp_path):
+    words = ["--n-seeds", "2", "--max-steps", "8", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "ppo", "--env", "CartPole-v1", *words]) == 0
+    assert capsys.readouterr().out.count("Settings measured on CartPole-v1: --preset cartpole or") == 1
+
+
 @pytest.mark.parametrize("agent", ["a2c", "acer", "dqn", "ppo", "trpo"])
 def test_the_documents_commands_on_pong_name_settings_that_won_it(agent):
     (said,) = measured_settings(agent, "PongNoFrameskip-v4")

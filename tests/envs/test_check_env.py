@@ -328,3 +328,5 @@ def test_what_cannot_be_tried_is_closed(fault):
     finally:
         del gymnasium.registry["Closing-v0"]
     assert closed
+    with pytest.raises(SpecError, match="max_episode_timesteps"):  # which have nothing to close
+        check_env("jax:CartPole-v1", max_episode_timesteps=10**6)

@@ -219,6 +219,25 @@ def test_a_run_whose_own_history_another_has_continued_is_not_resumed(tmp_path, 
 
 
 @pytest.mark.slow
+def test_rows_beyond_the_last_checkpoint_of_a_second_fit_are_the_run_s_own(tmp_path, monkeypatch):
+    """As where its process is killed before it wrote another."""
+    monkeypatch.chdir(tmp_path)
+    options = {"n_envs": 2, "n_steps": 8, "mini_batches": 2, "ppo_epochs": 1, "quiet": True}
+    options |= {"model": [{"type": "dense", "size": 8}], "run_dir": "run"}
+    agent = PPO("jax:CartPole-v1", **options)
+    agent.fit(max_steps=320)
+    ended = checkpoint.latest("run/checkpoints")
+    agent.fit(max_steps=640)
+    agent.close()
+    for later in {*Path("run/checkpoints").glob("step-*")} - {Path(ended)}:
+        shutil.rmtree(later)
+    agent = PPO("jax:CartPole-v1", **options, resume=True)
+    agent.fit(max_steps=640)
+    assert agent.steps >= 640 - 2 * 20
+    agent.close()
+
+
+@pytest.mark.slow
 def test_a_run_s_own_history_may_be_named_through_a_link(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("real").mkdir()

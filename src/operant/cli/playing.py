@@ -71,11 +71,12 @@ def refuse_folder(agent: str) -> None:
     if not folder.is_dir():
         return
     from operant import checkpoint
-    from operant.checkpoint.weight_files import FORMATS
+    from operant.checkpoint.weight_files import FORMATS, is_described
     from operant.execution.saving import find_file
 
     weights = find_file(folder, None, list(FORMATS.values()))
-    if (folder / "run.json").exists() or weights or checkpoint.found(folder, without="") is not None:
+    saved = checkpoint.found(folder, without="") is not None or (weights and is_described(weights))
+    if saved or (folder / "run.json").exists() or _is_exported(folder):
         raise UsageError(
             f"{agent!r} is an agent, which is untrained, and here also the folder of a trained one. For that "
             f"give its path, {quoted(f'./{agent}')}; for the other rename the folder."

@@ -56,7 +56,7 @@ def _located(config: RunnerConfig) -> RunnerConfig:
     values = {name: getattr(config, name) for name in FOLDERS}
     # FOLDER,NAME, too, if it names a folder.
     places = {name for name in FOLDERS if values[name] and values[name][0] != ","}
-    if config.environment and Path(config.environment).is_file():
+    if config.environment and config.environment.endswith(".json"):
         places.add("environment")
     if config.agent and config.agent not in (*AGENTS, *ALIASES) and Path(config.agent).exists():
         places.add("agent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import warnings
@@ -282,7 +283,8 @@ def _trial(source: EnvSpec, report: _Report) -> _Trial:
         trial.limit = smaller_limit(source.max_episode_timesteps, trial.limit, source.name)
     except BaseException:
         if not source.is_object:
-            environment.close()
+            with contextlib.suppress(Exception):  # it may have no `close`, or one that fails, too
+                environment.close()
         raise
     return trial
 
@@ -317,8 +319,10 @@ def _explain_difference(
     """Tell an environment that a seed does not determine from one that keeps something across a reset."""
     if not source.is_object:
         trial = _trial(source, report)
-        fresh = _stream(trial, steps, seed, report)
-        trial.close()
+        try:
+            fresh = _stream(trial, steps, seed, report)
+        finally:
+            trial.close()
         if _alike(stream, fresh):
             report.findings.append(
                 "The same seed and actions gave another stream after earlier episodes: reset keeps something "

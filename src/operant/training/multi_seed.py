@@ -37,6 +37,7 @@ from operant.training.train import (
     TrainingResult,
     evaluating,
     expect_evaluations,
+    measured_settings,
     resuming,
     train,
 )
@@ -74,7 +75,7 @@ def replicate(
     """
     placement = None if cluster is None else TaskPlacement.read(cluster)
     run = located(plan.run.replace(env=catalog.full_id(plan.run.env)))
-    plan = plan._replace(run=run, untried=False)
+    plan = plan._replace(run=run)
     for name in SINGLE:
         if getattr(run, name) not in (None, ()):
             raise UsageError(
@@ -87,6 +88,9 @@ def replicate(
     if plan.options or run.weights or not (isinstance(plan.agent, str) and plan.agent in AGENTS):
         # Files are read once, for all seeds.
         plan = plan._replace(agent=definition, options={})
+    for text in measured_settings(definition.name, run.env) if plan.untried and not run.quiet else ():
+        say(text)
+    plan = plan._replace(untried=False)
     with claimed(run, definition.name) as directory:
         return _replicate(plan, first, n_seeds, directory, command, placement)
 

@@ -215,8 +215,8 @@ def _obstacles(data: dict[str, Any], failed: bool, run: RunConfig) -> Iterator[s
     for path, digest in data["weights"].items():
         try:
             same = weights_digest(path) == digest
-        except OperantError:
-            yield f"the weights {path!r}, from which it began, are not here any more."
+        except OperantError as error:
+            yield f"the weights {path!r}, from which it began, cannot be read: {error}"
         else:
             if not same:
                 yield f"the weights {path!r}, from which it began, have been written to since."

@@ -125,8 +125,9 @@ def has_written_all(directory: Path) -> bool:
     newest = checkpoint.newest(directory / "checkpoints", without="")
     if newest is None or newest.header["training"]["ended"] is None:
         return False
-    parts = read_run(directory / "run.json").get("resumed", [])
-    return not parts or parts[-1]["step"] < newest.header["training"]["step"]  # else without a new checkpoint
+    data = read_run(directory / "run.json")
+    last = data.get("resumed") or [{"step": data.get("from_step", 0)}]
+    return last[-1]["step"] < newest.header["training"]["step"]  # else it went on, without a new checkpoint
 
 
 @contextlib.contextmanager
@@ -266,6 +267,7 @@ def describe(
     given: bool = False,
     loaded: str | None = None,
     origin: Origin | None = None,
+    step: int = 0,
 ) -> None:
     """Write what the run is, as `run.json`, to its folder.
 
@@ -273,6 +275,7 @@ def describe(
     process was). Of several runs, `together` are one program mapped over their seeds; `given` environments
     are objects that cannot be made again from an id. `loaded` is a checkpoint from elsewhere that it
     continues from, and `origin` where the history that it continues ended (None: not with a new agent).
+    `step` is where an object stands that trains on.
     """
     data = {
         "agent": agent,
@@ -281,6 +284,7 @@ def describe(
         "together": together,
         "given": given,
         "loaded": loaded,
+        "from_step": step,
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "preprocessed": environments.preprocessed,

@@ -82,7 +82,7 @@ class Runner(RunStatistics):
             raise value_error("evaluation", "True or False", evaluation)
         self.is_agent_external = isinstance(agent, Agent)
         spec = None
-        if environments is None and remote is None and not evaluation:
+        if environment is not None and environments is None and remote is None and not evaluation:
             # Read first: an environment may change the working directory.
             spec = resolve(environment, max_episode_timesteps=max_episode_timesteps)
         self.environments: list[Connection] = _opened(

@@ -402,6 +402,7 @@ class Trainer:
             given=given,
             loaded=self._loaded,
             origin=self._progress.origin if self._loaded is None else None,
+            step=training.driver.step,
         )
 
     def _train(
