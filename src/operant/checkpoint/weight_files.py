@@ -170,7 +170,7 @@ def is_described(path: Path) -> bool:
 
 def _names(path: Path) -> tuple[str, str, str]:
     stem = path.with_suffix("").name
-    return stem, path.name, re.sub(r"-\d+$", "", stem)
+    return path.name, stem, re.sub(r"-\d+$", "", stem)
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -186,5 +186,5 @@ def header(path: Path) -> dict[str, Any]:
                 data: dict[str, Any] = from_json(beside.read_text(encoding="utf-8"))
             return data
     raise CheckpointError(
-        f"There is no specification {_names(path)[0]!r}.json beside the weights {str(path)!r}."
+        f"There is no specification {_names(path)[1]!r}.json beside the weights {str(path)!r}."
     )

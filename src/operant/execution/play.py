@@ -328,7 +328,8 @@ def _newest(directory: str, best: bool) -> Checkpoint | Path:
     from operant import checkpoint
     from operant.checkpoint.weight_files import FORMATS
     from operant.execution.saving import find_file
-    from operant.training.run_dir import BEST, runs_within
+    from operant.tracking.runs import BEST
+    from operant.training.run_dir import runs_within
 
     folder = Path(directory).absolute()  # its arrays are read after the environment is made
     for place in (folder / BEST,) if best else (folder / "checkpoints", folder):

@@ -14,6 +14,8 @@ from operant.spec import read_json
 from operant.spec.run import TOGETHER
 from operant.tracking.history import read_history
 
+BEST = "best"
+"""Folder within a run's that holds the checkpoint of its best evaluation."""
 EVALUATIONS = "evaluations.parquet"
 """History of the evaluations of a run, in its folder."""
 _FREE = {

@@ -139,6 +139,8 @@ class TrainingLoop:
         self.ended: str | None = None
         """How the run, or the part of it that is continued, ended. None while it goes on, and if its process
         died."""
+        self.part = 0
+        """Which part of the run this is: its `run.json` has the same number, unless it has gone on since."""
         self._endless = False
         """Whether it was said that no episode has ended."""
         self._called_off = False  # by `on_record`
@@ -241,17 +243,18 @@ class TrainingLoop:
             "training": {
                 **self.progress.to_dict(),
                 "skipped": self.progress.skipped + self.driver.skipped(),
-                "step": self.driver.step,
+                "step": self.driver.settled_step,
                 "rows": int(train.counters.rows) * self.run.n_envs,
                 "rollout": self._rollout,
                 "memory": memory,
                 "ended": self.ended,
+                "part": self.part,
             },
         }
         self.loggers.flush()
         if self.evaluation is not None and self.evaluation.logger is not None:
             self.evaluation.logger.flush()
-        name = f"step-{self.driver.step:012d}"
+        name = f"step-{self.driver.settled_step:012d}"
         return checkpoint.save(directory, tree, header, keep=keep, name=name)
 
     def loop(self) -> Outcome:

@@ -30,7 +30,7 @@ from operant.training.environments import make_environments
 from operant.training.episodes import EpisodeResult
 from operant.training.loggers import console, create_loggers, loggers_of
 from operant.training.loop import LOG_SECONDS, Outcome, TrainingLoop
-from operant.training.run_dir import claimed, describe, held
+from operant.training.run_dir import claimed, describe, removed_in_vain
 from operant.training.session import ExperimentSetup, build, fitting, threads_together
 from operant.training.train import (
     ExperimentConfig,
@@ -159,10 +159,9 @@ def _together(plan: ExperimentConfig, runs: Sequence[RunConfig], command: str | 
     with contextlib.ExitStack() as stack:
         for i, run in enumerate(runs):
             setup = ExperimentSetup(definition, environments, run, learner, runner.drivers[i])
-            directory = Path(run.run_dir or "")
+            directory = stack.enter_context(claimed(run, definition.name))
             training = setup.training(run, directory / "checkpoints")
-            directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(directory))
+            stack.enter_context(removed_in_vain(training, directory))
             together = len(runs) if runner.mapped else None
             describe(directory, definition.to_dict(), run, environments, command, together=together)
             training.loggers = loggers = create_loggers(

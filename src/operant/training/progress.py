@@ -76,7 +76,7 @@ class Progress:
         Raises:
             ValueError: a part is of another kind; names it.
         """
-        _expect(data, self.to_dict(), "training")
+        _expect(data, Progress(self.monitor.run).to_dict(), "training")
         self.elapsed = data["elapsed"]
         self.skipped = data["skipped"]
         self.origin = Origin(**data["origin"])

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,6 @@ from operant.training.session import weights_digest
 
 LIMITS = ("max_steps", "target_reward", "n_devices", "eval_frequency", "eval_episodes")
 """Options of a run that, changed at one resumption, carry over to the next unless they are changed again."""
-BEST = "best"
-"""Folder within a run's that holds the checkpoint of its best evaluation."""
 LOCK = ".lock"
 """File that the system locks for the process that trains in a folder, until that ends or dies."""
 
@@ -81,15 +79,16 @@ def claimed(run: RunConfig, agent: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def emptied_if(vain: Callable[[], bool], directory: Path) -> Iterator[None]:
-    """Empty the folder of a run, which was empty before, if it fails and `vain`: it has learnt nothing."""
+def removed_in_vain(training: TrainingLoop, directory: Path) -> Iterator[None]:
+    """Remove what a run wrote to its folder if it fails before it has learnt anything."""
+    before = set(directory.iterdir())
     try:
         yield
     except Exception:
-        for path in directory.iterdir() if vain() else ():
+        for path in set(directory.iterdir()) - before if training.driver.step == 0 else ():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != LOCK:
+            else:
                 path.unlink()
         raise
 
@@ -125,9 +124,8 @@ def has_written_all(directory: Path) -> bool:
     newest = checkpoint.newest(directory / "checkpoints", without="")
     if newest is None or newest.header["training"]["ended"] is None:
         return False
-    data = read_run(directory / "run.json")
-    last = data.get("resumed") or [{"step": data.get("from_step", 0)}]
-    return last[-1]["step"] < newest.header["training"]["step"]  # else it went on, without a new checkpoint
+    with reading(repr(shown(newest.path))):
+        return bool(newest.header["training"]["part"] == read_run(directory / "run.json")["part"])
 
 
 @contextlib.contextmanager
@@ -267,7 +265,7 @@ def describe(
     given: bool = False,
     loaded: str | None = None,
     origin: Origin | None = None,
-    step: int = 0,
+    part: int = 0,
 ) -> None:
     """Write what the run is, as `run.json`, to its folder.
 
@@ -275,7 +273,7 @@ def describe(
     process was). Of several runs, `together` are one program mapped over their seeds; `given` environments
     are objects that cannot be made again from an id. `loaded` is a checkpoint from elsewhere that it
     continues from, and `origin` where the history that it continues ended (None: not with a new agent).
-    `step` is where an object stands that trains on.
+    `part` counts how often an object that trains on has described it already.
     """
     data = {
         "agent": agent,
@@ -284,7 +282,7 @@ def describe(
         "together": together,
         "given": given,
         "loaded": loaded,
-        "from_step": step,
+        "part": part,
         "origin": None if origin is None else origin._asdict(),
         "vector": None if environments.vector is None else environments.vector.mode,
         "preprocessed": environments.preprocessed,
@@ -312,6 +310,7 @@ def describe_resume(
     if training.memory_anew:
         entry["memory"] = "anew"
     data["resumed"] = [*data.get("resumed", []), entry]
+    data["part"] = training.part = data.get("part", 0) + 1
     _write(directory, data)
 
 

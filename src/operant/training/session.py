@@ -19,6 +19,7 @@ from operant.errors import MismatchError, SpecError, as_folder, shown, value_err
 from operant.nn.network import SavedNetwork
 from operant.spec import runtime
 from operant.spec.run import RunConfig
+from operant.tracking.runs import BEST
 from operant.training import provenance
 from operant.training.drivers.device_driver import DeviceDriver
 from operant.training.drivers.device_mesh import Devices
@@ -74,6 +75,8 @@ class ExperimentSetup:
         """Return a training run of this session; SpecError: weights would go where it keeps its own."""
         if directory is not None:
             self.weights.stay_out_of(directory)
+            if run.eval_frequency is not None:
+                self.weights.stay_out_of(directory.with_name(BEST))
         return TrainingLoop(
             self.definition,
             self.driver,

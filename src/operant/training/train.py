@@ -18,14 +18,14 @@ from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
-from operant.errors import SpecError, UsageError, quoted, reading, shown, value_error
+from operant.errors import CheckpointError, SpecError, UsageError, quoted, reading, shown, value_error
 from operant.spec import default, effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
 from operant.tracking import History, LoggerGroup
 from operant.tracking.console import wait
 from operant.tracking.history import check_place, end_of
 from operant.tracking.record import Logger, Origin
-from operant.tracking.runs import EVALUATIONS, read_run
+from operant.tracking.runs import BEST, EVALUATIONS, read_run
 from operant.tracking.tensorboard import PREFIX
 from operant.training import run_dir
 from operant.training.environments import Environments, evaluation_count, host_vector, make_environments
@@ -233,7 +233,7 @@ def _prepared(
             changed = {name: now[name] for name in plan.options if now[name] != plan.agent.get(name, ...)}
             run_dir.describe_resume(directory, training, run, command, changed)
         else:
-            stack.enter_context(run_dir.emptied_if(lambda: training.driver.step == 0, directory))
+            stack.enter_context(run_dir.removed_in_vain(training, directory))
             run_dir.describe(directory, definition.to_dict(), run, environments, command, origin=origin)
         begins_anew = plan.resume is not None and _lost_history(directory, run, training)
         training.loggers = create_loggers(directory, run, training, plan.resume is not None, own)
@@ -302,7 +302,7 @@ def evaluating(
                 run.eval_episodes,
                 training.run.seed or 0,
                 logger,
-                None if folder is None else folder / run_dir.BEST,
+                None if folder is None else folder / BEST,
             )
         yield
 
@@ -333,6 +333,7 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
     Numbers that updates use are taken from the options if they are in `changed`, else from the checkpoint.
 
     Raises:
+        CheckpointError: there are some, and none can be read.
         SpecError: the run continued another run's history, and its `run.json` does not say where that ended.
     """
     newest = checkpoint.newest(directory / "checkpoints")
@@ -342,16 +343,26 @@ def _restored(training: TrainingLoop, directory: Path, changed: Collection[str] 
             saved, agent = newest.header["specification"]["agent"], plain(training.specification["agent"])
             changed = {*changed, *(n for n in agent if saved.get(n) != agent[n])}
         training.restore(newest, changed)
+    elif checkpoint.list_checkpoints(directory / "checkpoints"):
+        raise CheckpointError(
+            f"No checkpoint in {shown(directory / 'checkpoints')!r} can be read. Put a whole one there, or "
+            "move these elsewhere: then the run begins anew, and so does its history."
+        )
     elif training.run.history_checkpoint is not None:
-        with reading(repr(shown(directory / "run.json"))):
-            origin = read_run(directory / "run.json")["origin"]
-        if origin is None:
-            raise SpecError(
-                f"There is no checkpoint to resume from in {shown(directory / 'checkpoints')!r}. Train anew, "
-                "in another folder."
-            )
-        training.progress.begin_at(Origin(**origin))
+        training.progress.begin_at(first_origin(directory))
     return newest is not None
+
+
+def first_origin(directory: Path) -> Origin:
+    """Return where a run began that has no checkpoint; SpecError: its `run.json` does not say so."""
+    with reading(repr(shown(directory / "run.json"))):
+        origin = read_run(directory / "run.json")["origin"]
+    if origin is None:
+        raise SpecError(
+            f"There is no checkpoint to resume from in {shown(directory / 'checkpoints')!r}. Train anew, in "
+            "another folder."
+        )
+    return Origin(**origin)
 
 
 def _lost_history(directory: Path, run: RunConfig, training: TrainingLoop) -> bool:

@@ -54,7 +54,7 @@ from operant.execution.trainers.arguments import (
     warn_of_bounded_values,
 )
 from operant.ops.optimise import CustomOptimizer
-from operant.spec import Config, default, options, plain
+from operant.spec import Config, default, options, plain, traced
 from operant.spec.run import IMAGES, RunConfig, located
 from operant.tracking.console import say
 from operant.tracking.history import check_place
@@ -67,7 +67,7 @@ from operant.training.loggers import create_loggers, loggers_of
 from operant.training.loop import Outcome, TrainingLoop
 from operant.training.progress import EvaluationScores, Progress
 from operant.training.session import ExperimentSetup, fitting
-from operant.training.train import evaluating, history_origin, refuse_rows_of_others
+from operant.training.train import evaluating, first_origin, history_origin, refuse_rows_of_others
 from operant.tuning.trial import report_steps
 
 CLASSES = {entry.cls: agent for agent, entry in reversed(AGENTS.items())}
@@ -197,13 +197,15 @@ class Trainer:
         self._resumed = resume and (folder / "run.json").is_file()
         if self._resumed:
             seed = read_run(folder / "run.json")["run"].get("seed")
+        goes_on = self._resumed and bool(list_checkpoints(folder / "checkpoints"))
+        weights = () if weights is None or goes_on else weights  # those that it began from may be gone
         self.run_config = located(  # relative paths are those of this call
             RunConfig.from_dict(
                 {
                     **arguments,
                     "env": envs if isinstance(envs, str) else type(envs).__name__,
                     "n_envs": 1 if n_envs is None else n_envs,
-                    "weights": () if weights is None else weights,
+                    "weights": weights,
                     "seed": secrets.randbelow(2**31) if seed is None else seed,
                     "max_steps": 1,  # `fit` says how many
                 }
@@ -213,7 +215,8 @@ class Trainer:
             run_dir.new_directory(self.run_config, self.agent)  # refuse one that holds something
         if self.run_config.history_checkpoint is not None:
             check_place(self.run_config.history_checkpoint, "history_checkpoint")
-        definition = fitting(parse_agent(self.agent, **hyperparameters), self.run_config.weights)
+        origins = [str(folder)] if goes_on else self.run_config.weights
+        definition = fitting(parse_agent(self.agent, **hyperparameters), origins)
         environments = make_environments(self.run_config, None if isinstance(envs, str) else envs, n_envs)
         if environments.vector is not None:
             self.run_config = self.run_config.replace(
@@ -233,7 +236,7 @@ class Trainer:
                 environments.close()
             raise
         self._progress = Progress(self.run_config)
-        self._begun, self._described, self._plays = False, False, 0
+        self._begun, self._part, self._plays = False, 0, 0
         self._acting: Any = None
         """The training state that acted last, and what acting needs of it."""
         self._loaded: str | None = None
@@ -243,7 +246,7 @@ class Trainer:
         self._wrote = False
         """Whether its rows in the history go up to where it stands: not after `load`, until it has trained
         again."""
-        if self._resumed and list_checkpoints(folder / "checkpoints"):
+        if goes_on:
             self.load(folder)
             self._loaded, self._wrote = None, run_dir.has_written_all(folder)
 
@@ -336,7 +339,8 @@ class Trainer:
             stack.enter_context(signals.terminating())
             stack.enter_context(run_dir.history_held(run.history_checkpoint, directory))
             if not self._begun:
-                self._progress.begin_at(history_origin(run))
+                died = directory if self._resumed and run.history_checkpoint is not None else None
+                self._progress.begin_at(history_origin(run) if died is None else first_origin(died))
                 self._begun = True
             elif self._wrote:
                 refuse_rows_of_others(training, run_dir.history_of(run, directory))
@@ -344,11 +348,11 @@ class Trainer:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(run_dir.held(directory))
-                begun = self._described or self._resumed
+                begun = self._part or self._resumed
                 if not begun and (directory / "run.json").exists():  # taken meanwhile
                     run_dir.new_directory(run, self.agent)
                 if not self._resumed:
-                    stack.enter_context(run_dir.emptied_if(lambda: training.driver.step == 0, directory))
+                    stack.enter_context(run_dir.removed_in_vain(training, directory))
                 self._describe(directory, run, training)
             return self._train(training, directory, run, own)
 
@@ -388,7 +392,6 @@ class Trainer:
         self.session.driver.on_step = None if steps is None else on_step
 
     def _describe(self, directory: Path, run: RunConfig, training: TrainingLoop) -> None:
-        self._described = True
         if self._resumed:
             run_dir.describe_resume(directory, training, run, None, {})
             return
@@ -402,8 +405,9 @@ class Trainer:
             given=given,
             loaded=self._loaded,
             origin=self._progress.origin if self._loaded is None else None,
-            step=training.driver.step,
+            part=self._part,
         )
+        training.part, self._part = self._part, self._part + 1
 
     def _train(
         self, training: TrainingLoop, directory: Path | None, run: RunConfig, own: Sequence[Logger]
@@ -629,6 +633,8 @@ class Trainer:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        agent, saved = self.session.specification["agent"], found.header["specification"]["agent"]
+        agent.update({n: saved[n] for n in traced(type(self.session.definition.config)) if n in saved})
         self._begun, self._wrote, self._loaded = True, False, str(place)
         self._assign_models()
         return self

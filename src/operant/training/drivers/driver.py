@@ -46,6 +46,11 @@ class Driver(abc.ABC):
         """Environment steps so far."""
 
     @property
+    def settled_step(self) -> int:
+        """Environment steps up to the end of the last block, where `train` stands."""
+        return self.step
+
+    @property
     def learnt(self) -> TrainState:
         """The same without a replay memory, of which a copy may not fit on the device: for acting."""
         return without_buffer(self.train)

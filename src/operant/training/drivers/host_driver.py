@@ -50,6 +50,7 @@ class HostDriver(Driver):
         self._recurrent = bool(jax.tree.leaves(self._carry))
         self._broken = False
         """Whether the environments stopped within a block, so that their episodes cannot continue."""
+        self._settled = 0
         self._buffer: Rollout = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shape)
         self._extras = jax.tree.leaves(self._buffer.extras)
         self._reset_carry = jax.jit(lambda carry, first: reset_carry(engine.learner.algorithm, carry, first))
@@ -72,6 +73,11 @@ class HostDriver(Driver):
         self.unreported = ()
         return finished
 
+    @property
+    def settled_step(self) -> int:
+        """Environment steps up to the end of the last block, where `train` stands."""
+        return self._settled if self._broken else self.step
+
     def end_by(self, deadline: float) -> None:
         """Discard a block that is not complete by then."""
         self.env.deadline = deadline
@@ -81,7 +87,7 @@ class HostDriver(Driver):
         if self._broken:
             self._begin_anew(self._begin())
         before, where = len(finished), (self.step, self._row)
-        self._broken = True
+        self._broken, self._settled = True, self.step
         try:
             block = self._collect(finished)
         except BaseException:
