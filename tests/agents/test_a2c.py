@@ -277,6 +277,6 @@ def test_policy_and_value_share_a_network_where_a_state_is_an_image(agent, state
 def test_the_defaults_learn_cartpole(agent, options, learns):
     trained = operant.agents[agent]["agent"]("jax:CartPole-v1", n_envs=8, seed=1, quiet=True, **options)
     trained.fit(max_steps=300_000)
-    # On its way: at the end PPO may be in one of its dips, in which depends on the processor's rounding. Three
-    # seeds ended at 449 to 500 with either, at 166 to 182 with one trunk for PPO's two networks.
+    # On its way: PPO may end in a dip, which depends on the processor's rounding. Three seeds ended at 449 to
+    # 500 with either, at 166 to 182 with one trunk for PPO's two networks.
     assert (trained.best_reward > 400) == learns
