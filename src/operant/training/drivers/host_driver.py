@@ -86,13 +86,13 @@ class HostDriver(Driver):
         """Collect one block; if the last one broke off, begin new episodes first."""
         if self._broken:
             self._begin_anew(self._begin())
-        before, where = len(finished), (self.step, self._row)
+        before, row = len(finished), self._row
         self._broken, self._settled = True, self.step
         try:
             block = self._collect(finished)
         except BaseException:
             del finished[before:]
-            self.step, self._row = where
+            self.step, self._row = self._settled, row
             raise
         self._broken = False
         return block
