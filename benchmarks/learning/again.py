@@ -45,11 +45,11 @@ def seconds(row: dict[str, Any]) -> float:
     return float(np.median([r["training_seconds"] for r in row["seeds"]]))
 
 
-def expected(scores: list[float], fresh: int, probability: float = 0.95) -> tuple[float, float]:
-    """Return where the mean of `fresh` more seeds lies with a probability."""
+def expected(scores: list[float], fresh: int) -> tuple[float, float]:
+    """Return where the mean of `fresh` more seeds lies with a probability of 95 %."""
     mean, count = float(np.mean(scores)), len(scores)
     deviation = max(float(np.std(scores, ddof=1)), abs(mean) / 100)
-    half = stats.t.ppf((1 + probability) / 2, count - 1) * deviation * math.sqrt(1 / count + 1 / fresh)
+    half = stats.t.ppf(0.975, count - 1) * deviation * math.sqrt(1 / count + 1 / fresh)
     return mean - half, mean + half
 
 

@@ -27,14 +27,17 @@ def again(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAPEST)
-def test_a_fresh_seed_is_where_the_claimed_ones_expect_it(name, again, tmp_path):
-    """Compiled as users compile, which tests are not."""
+def test_fresh_seeds_are_where_the_claimed_ones_expect_them(name, again, tmp_path):
+    """Compiled as users compile, which tests are not. Three, as the claims are tried: a single one may end in a
+    dip, far below all others."""
     agent, _, preset = name.partition(":")
     settings = {k: v for k, v in presets.settings(agent, preset).items() if k != "target_reward"}
     program = (
         "import json, pathlib, sys, run\n"
         "agent, settings, folder, greedy = json.loads(sys.argv[1])\n"
-        "print(run.train_seed(agent, settings, 77, pathlib.Path(folder), greedy)['score'])\n"
+        "for seed in (77, 78, 79):\n"
+        "    place = pathlib.Path(folder) / str(seed)\n"
+        "    print(run.train_seed(agent, settings, seed, place, greedy)['score'])\n"
     )
     order = json.dumps([agent, settings, str(tmp_path / "run"), again.GATES[name].greedy])
     path = os.pathsep.join([str(LEARNING), *filter(None, sys.path)])
@@ -43,9 +46,9 @@ def test_a_fresh_seed_is_where_the_claimed_ones_expect_it(name, again, tmp_path)
         env={**os.environ, "XLA_FLAGS": "", "PYTHONPATH": path},
     )  # fmt: skip
     assert not done.returncode, done.stderr
-    score = float(done.stdout.split()[-1])
-    low, high = again.expected([seed["score"] for seed in again.claims()[name]["seeds"]], 1)
-    assert low <= score <= high
+    scores = [float(line) for line in done.stdout.split()[-3:]]
+    low, high = again.expected([seed["score"] for seed in again.claims()[name]["seeds"]], 3)
+    assert low <= sum(scores) / 3 <= high, scores
 
 
 def test_the_presets_tried_are_among_the_cheapest(again):
