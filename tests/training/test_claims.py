@@ -28,8 +28,8 @@ def again(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEAPEST)
 def test_fresh_seeds_are_where_the_claimed_ones_expect_them(name, again, tmp_path):
-    """Compiled as users compile, which tests are not. Three, as the claims are tried: a single one may end in a
-    dip, far below all others."""
+    """Compiled as users compile, which tests are not. Three, as claims are tried: one may end in a dip,
+    far below all others."""
     agent, _, preset = name.partition(":")
     settings = {k: v for k, v in presets.settings(agent, preset).items() if k != "target_reward"}
     program = (
