@@ -1,6 +1,7 @@
 """Strict settings for every test: what passes silently elsewhere is an error here."""
 
 import atexit
+import faulthandler
 import gc
 import os
 import pathlib
@@ -110,6 +111,32 @@ def _free_compiled_code(modules):
     LOADED.clear()
     gc.collect()
     jax.clear_caches()
+
+
+GRACE = 60.0
+"""Seconds after the time of a test until its process is ended."""
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    """Keep the process's own standard error, which tests are not given."""
+    config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def _watched(item):
+    """End the process, with where its threads stand, if a test's time did not end it: in native code that
+    does not return, or in what is closed after it. The other tests go on in another process."""
+    mark = item.get_closest_marker("timeout")
+    seconds = float(mark.args[0] if mark else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _watched
 
 
 def pytest_collection_finish():

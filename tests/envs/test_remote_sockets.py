@@ -562,6 +562,7 @@ def test_a_server_that_does_not_come_back_is_named():
 
 @pytest.mark.slow
 def test_a_server_that_is_silent_is_named(module):
+    before = set(threading.enumerate())
     with (
         pytest.warns(RuntimeWarning, match="Worker 0 did not end within 10 s of close"),
         serving(module.Count, processes=True) as server,
@@ -572,6 +573,9 @@ def test_a_server_that_is_silent_is_named(module):
         answer = ask(c, 2)
         assert time.monotonic() - begun < 5
         assert answer.lost.endswith(f"({HOST}:{server.ports[0]}) did not answer within 0.5 s")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+        assert not thread.is_alive(), "a thread of the closed server goes on"
 
 
 def test_a_server_that_never_stops_answering_is_left():

@@ -103,6 +103,29 @@ def test_weights_play_as_the_run_does(trained):
     assert first.rewards != untrained.rewards
 
 
+UNTRAINED = """
+import sys
+import jax
+from operant.execution.play import PlayConfig, play
+
+jax.config.update("jax_cpu_enable_async_dispatch", True)
+jax.random.key(0)  # starts JAX
+model = [{"type": "flatten"}, {"type": "dense", "size": 1024}, {"type": "dense", "size": 1024}]
+settings = {"env": "CartPole-v1", "video_dir": sys.argv[1], "episodes": 1, "quiet": True}
+for _ in range(2):
+    play(PlayConfig.from_dict(settings), "a2c", model=model)
+"""
+
+
+@pytest.mark.slow
+def test_a_video_of_an_untrained_agent_where_calls_are_asynchronous(tmp_path):
+    """The video's process was started while weights were made orthogonal, which stopped for ever."""
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")
+    program = [sys.executable, "-c", UNTRAINED, str(tmp_path)]
+    subprocess.run(program, timeout=120, check=True)
+    assert len(list(tmp_path.glob("*.mp4"))) == 2
+
+
 @pytest.mark.slow
 def test_videos_and_pictures_show_the_episode(trained, tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason="needs the extra 'video'")

@@ -309,6 +309,23 @@ def test_ctrl_c_that_python_handles_is_answered_once(capfd):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+FORKS = """
+import os, time
+from operant.training import signals
+
+with signals.answered():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, 9)
+"""
+
+
+def test_a_process_that_an_environment_forked_is_not_waited_for():
+    subprocess.run([sys.executable, "-c", FORKS], timeout=30, check=True)
+
+
 def test_a_second_request_to_terminate_breaks_nothing_off():
     """`timeout` and schedulers send theirs more than once; a person's Ctrl-C behind it ends at once."""
     stopped = []

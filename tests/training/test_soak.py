@@ -27,8 +27,20 @@ def short_and_long(short, long):
     return [pytest.param(short, marks=pytest.mark.slow), pytest.param(long, marks=pytest.mark.exhaustive)]
 
 
-def operant(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "operant", *map(str, arguments)], **options)
+@pytest.fixture
+def operant():
+    """Start the command line; what a test that failed left running is ended."""
+    processes = []
+
+    def start(*arguments, **options):
+        command = [sys.executable, "-m", "operant", *map(str, arguments)]
+        processes.append(subprocess.Popen(command, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def leaves(directory):
@@ -43,7 +55,7 @@ def leaves(directory):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", short_and_long(4, 50))
-def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(tmp_path, kills):
+def test_a_run_killed_at_random_moments_always_resumes_and_ends_the_same(operant, tmp_path, kills):
     """While it starts, trains, saves and writes its history, which it does all the time."""
     generator = random.Random(kills)
     train = [
@@ -97,7 +109,7 @@ def children(pid):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seconds", short_and_long(10, 120))
-def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(tmp_path, seconds):
+def test_workers_killed_every_few_seconds_cost_episodes_but_not_the_run(operant, tmp_path, seconds):
     generator = random.Random(0)
     process = operant(
         "train",
@@ -215,7 +227,7 @@ def test_a_million_episodes_are_written_in_a_moment_and_stay_readable(tmp_path):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seconds", short_and_long(30, 300))
-def test_memory_does_not_grow(tmp_path, seconds):
+def test_memory_does_not_grow(operant, tmp_path, seconds):
     """The resident memory of a run in its last third is that of its second."""
     process = operant(
         "train",

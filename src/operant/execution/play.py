@@ -357,7 +357,9 @@ def _train(learner: Learner, config: PlayConfig, newest: Checkpoint | None) -> T
     key, hyper = jax.random.key(config.seed), learner.hyper()
     shapes = jax.eval_shape(learner.init, key, hyper)
     if newest is None:
-        train = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))(key)
+        # Waited for: a process started while OpenBLAS factorises a matrix can stop it for ever.
+        init = jax.jit(lambda key: learner.init(key, hyper)._replace(memory=()))
+        train = jax.block_until_ready(init(key))
     else:
         parts = ("state", "hyper", "counters")
         arrays = {name: newest.part("train", getattr(shapes, name), name) for name in parts}

@@ -29,6 +29,8 @@ class _SignalFlags:
 
 
 ORDERLY = b"operant: ending in order; Ctrl-C ends at once\n"
+_END = b"\0"
+"""What the thread reads as its end; no signal has this number."""
 DEAF_SECONDS = 0.3
 """How long a Ctrl-C may wait for Python's handler before the thread answers."""
 
@@ -68,14 +70,15 @@ def answered() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(before)
-        os.close(writer)
+        os.write(writer, _END)  # closing ends nothing while a process that was forked has the pipe open
         thread.join()
+        os.close(writer)
         os.close(reader)
 
 
 def _listen(reader: int) -> None:
     """Read the numbers of signals, which the system's handler writes at once; each is one byte."""
-    while numbers := os.read(reader, 1):
+    while (numbers := os.read(reader, 1)) != _END:
         if numbers[0] != signal.SIGINT:
             continue
         begun = time.monotonic()

@@ -372,7 +372,8 @@ class RestartingConnection(abc.ABC):
         if not self._is_pending:
             raise UsageError(f"Nothing was asked of {self.name!r}. Call send_reset or send_execute first.")
         while not self.ready(_FOREVER):
-            pass
+            if not self._is_open:  # closed from another thread
+                raise self._error or EnvError(f"{self.where} was closed.")
         self._is_pending = False
         if self._error is not None:
             self.close()
