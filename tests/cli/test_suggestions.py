@@ -242,3 +242,14 @@ def test_what_the_end_of_a_run_suggests_works(capsys, tmp_path, monkeypatch):
         assert main(shlex.split(said[name])) == 0, capsys.readouterr()
     assert list(tmp_path.glob("videos/*.mp4")) and list(tmp_path.rglob("*.png"))
     assert "Done: mean return" in capsys.readouterr().out
+
+
+def test_code_in_messages_stays_code():
+    text = (
+        "reset must take a seed, as reset(self, *, seed=None, options=None) of Env. Received: seed=1, lr=2."
+    )
+    assert parse.readable(text) == (
+        "reset must take a seed, as reset(self, *, seed=None, options=None) of Env. Received: --seed 1, --lr 2."
+    )
+    text = "Give the networks: Agent.load(..., agent={'type': ..., 'model': ...}), or seed=1."
+    assert parse.readable(text) == text

@@ -63,6 +63,10 @@ BY_TIMESTEPS = ("modular", "ac", "vpg")
 few for one that is due."""
 
 
+LATE = {"buffer_max_size": 1000, "buffer_initial_size": 500}
+"""Updates that follow steps begin later than the test ends."""
+
+
 @pytest.mark.parametrize("name", ROLLOUTS)
 @pytest.mark.slow
 def test_experience_and_update_do_what_act_and_observe_do(name):
@@ -96,10 +100,10 @@ def test_update_makes_one_that_is_not_due():
     assert agent.update() == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), ("dqn", LATE)])
 @pytest.mark.slow
-def test_update_changes_the_networks_and_can_be_repeated(name):
-    agent = make(name)
+def test_update_changes_the_networks_and_can_be_repeated(name, options):
+    agent = make(name, **options)
     with pytest.raises(UsageError, match="no experience to learn from"):
         agent.update()
     draw = np.random.default_rng(1)

@@ -104,6 +104,57 @@ def test_another_number_is_told_each_time():
     assert saved.header["specification"]["agent"]["lr"] == 1e-3
 
 
+def test_a_number_does_not_take_a_schedule_s_place():
+    """What is saved of a schedule is a factor, 1: taken as the learning rate, it broke what was learnt."""
+    schedule = {"type": "linear", "start": 3e-4, "end": 0.0, "steps": 1000}
+    for folder, lr in {"number": 7e-4, "schedule": schedule}.items():
+        fitted(100, run_dir=folder, lr=lr)
+    for folder, lr in {"number": schedule, "schedule": 7e-4}.items():
+        with A2C("jax:CartPole-v1", lr=lr, **SMALL) as agent:
+            with pytest.raises(CheckpointError, match=r"was saved with lr=.*, and goes on with it"):
+                agent.load(folder)
+            assert agent.steps == 0
+            agent.fit(max_steps=100)
+
+
+def test_options_are_not_set_and_say_what_is_in_force():
+    with A2C("jax:CartPole-v1", lr=1e-3, **SMALL) as agent:
+        agent.fit(max_steps=100)
+        agent.save("saved")
+        with pytest.raises(AttributeError, match=r"lr is given when the object is made: A2C\(..., lr=1\)"):
+            agent.lr = 1
+        with pytest.raises(AttributeError, match="n_envs is given"):
+            agent.n_envs = 1
+        agent.mine = 1
+    with A2C("jax:CartPole-v1", lr=1e-4, **SMALL) as agent:
+        with pytest.warns(RuntimeWarning, match="Numbers used in updates"):
+            agent.load("saved")
+        assert agent.lr == 1e-3
+
+
+def test_a_resumed_run_speaks_again_and_its_command_goes_on(capsys):
+    words = [
+        "train",
+        "a2c",
+        "--env",
+        "jax:CartPole-v1",
+        "--n-envs",
+        "2",
+        "--n-steps",
+        "64",
+        "--max-steps",
+        "50",
+        "--run-dir",
+        "run",
+    ]
+    assert main([*words, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--max-steps", "200"]) == 0
+    command = capsys.readouterr().out.partition("Continue:")[2].split()
+    assert command[:2] == ["operant", "train"]
+    assert main(command[1:]) == 0
+
+
 def test_the_weights_that_it_began_from_may_be_gone():
     fitted(100, run_dir="a", model=[{"type": "dense", "size": 5}])
     usual = {"model": None, "weights": ["a"], "run_dir": "b"}

@@ -130,6 +130,16 @@ def runner(agent):
 QUIET = {"use_tqdm": False}
 
 
+def test_what_has_no_effect_is_said_once(caplog):
+    agent = {"agent": "dqn", "network": [8], "priority_beta": 1.0}
+    with Runner(agent, Walk) as runner:
+        for _ in range(2):
+            runner.run(num_timesteps=10, **QUIET)
+    said = caplog.text
+    assert said.count("priority_beta=1.0 has no effect without prioritized=True") == 1
+    assert said.count("Nothing is learnt: learning begins after") == 1
+
+
 def test_one_environment_and_a_specification():
     with Runner(agent=PPO, environment=Walk) as runner:
         runner.run(num_episodes=7, **QUIET)

@@ -251,6 +251,8 @@ def test_saver_writes_the_rest_at_the_end_and_can_continue(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == before
     with pytest.raises(CheckpointError, match="its parallel_interactions differ"):
         create(parallel_interactions=2, saver={"directory": str(tmp_path), "load": True})
+    with pytest.raises(CheckpointError, match=r"was saved with lr=.*The agent has lr=0.5. Give the same"):
+        create(learning_rate=0.5, saver={"directory": str(tmp_path), "load": True})
     with pytest.raises(CheckpointError, match="There is no checkpoint"):
         create(saver={"directory": str(tmp_path / "none"), "load": True})
     for spec, message in [

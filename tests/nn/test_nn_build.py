@@ -464,6 +464,12 @@ def test_what_only_training_in_keras_would_apply_is_refused(arguments, what):
         build(keras().Sequential([keras().Input((3,)), layer]), VECTOR, Q)
 
 
+def test_weights_of_another_type_are_refused():
+    layer = keras().layers.Dense(2, name="d", dtype="bfloat16")
+    with pytest.raises(SpecError, match="learnt as float32.*'d' with bfloat16.*dtype='mixed_bfloat16'"):
+        build(keras().Sequential([keras().Input((3,)), layer]), VECTOR, Q)
+
+
 @pytest.fixture
 def low_precision():
     """Keras as a user's keras.json may have set it."""

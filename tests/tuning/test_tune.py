@@ -468,6 +468,9 @@ def test_only_numbers_differ_among_trials_of_one_program(here):
     assert plan.program(*one) == plan.program(*other)
     for hyper, run in ({"n_steps": 9}, {}), ({"lr": "linear(1e-3, 0, 1000)"}, {}), ({}, {"n_envs": 3}):
         assert plan.program(*one) != plan.program({**one[0], **hyper}, {**one[1], **run})
+    plan = planned(env="jax:pretended", agent="modular")
+    for name in ("frequency", "horizon"):  # rows of a block, of a return
+        assert plan.program({name: 4}, {}) != plan.program({name: 8}, {})
 
 
 def test_a_crash_takes_nothing_with_it_from_a_population(here):

@@ -270,13 +270,21 @@ def _by_flags(text: str) -> str:
     def named(match: re.Match[str]) -> str:
         return flag(match[1])
 
+    codes: list[str] = []
+
+    def aside(match: re.Match[str]) -> str:
+        codes.append(match[0])
+        return f"\0{len(codes) - 1}\0"
+
+    text = re.sub(r"(?<=\w)\((?:[^()]|\([^()]*\))*\)", aside, text)  # arguments of a call stay code
     each, several = "|".join(names), "|".join(name for name in names if "_" in name)
     begins, value = r"(?:(?<=^)|(?<=operant: ))", r"(\([^()]*\)|'[^']*'|[^\s,;()]*[^\s,;().])"
     within = r"(?:(?<=Received: )|(?<=, )|(?<=without )|(?<=at most ))"
     text = re.sub(rf" \((?:{each})=[^()]*\)", "", text)  # beside a flag, for programs
     text = re.sub(rf"(?m)(?:{begins}|{within})({each})={value}", given, text)
     text = re.sub(rf"(?m){begins}({each})(?= (?:must|is|needs|has) )", named, text)
-    return re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=]|\.\w)", named, text)
+    text = re.sub(rf"(?<![\w.'\"/-])(?<!\w\()({several})(?![\w('=\0]|\.\w)", named, text)
+    return re.sub("\0(\\d+)\0", lambda match: codes[int(match[1])], text)
 
 
 def add_flags(

@@ -11,7 +11,13 @@ import jax
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import AgentSpec, from_file, parse_agent, parse_saved_agent
+from operant.agents.base.agent_spec import (
+    AgentSpec,
+    from_file,
+    parse_agent,
+    parse_saved_agent,
+    refuse_numbers,
+)
 from operant.agents.base.learner import TrainState, learnt_by, without_buffer
 from operant.agents.base.update_counter import UpdateCounter
 from operant.agents.table import DEFAULT
@@ -491,7 +497,10 @@ class Agent(InteractiveAgent):
                     f"The checkpoint {str(saved.path)!r} does not fit the agent: its {name} differ. Saved: "
                     f"{specification.get(name)}. The agent's: {current[name]}."
                 )
-        with self._placing(), reading(f"The checkpoint {str(saved.path)!r}"):
+        source = f"The checkpoint {str(saved.path)!r}"
+        agent, config = plain(current["agent"]), type(self.definition.config)
+        refuse_numbers(config, agent, specification.get("agent") or {}, source)
+        with self._placing(), reading(source):
             self._restore(saved)
 
     @staticmethod

@@ -73,7 +73,8 @@ class Replay:
         if self.columns < 1:
             raise value_error("columns", "at least 1", self.columns)
         if self.capacity < 2 * self.columns:
-            raise value_error("capacity", f"at least 2 for each of {self.columns} columns", self.capacity)
+            least = f"at least {2 * self.columns}, 2 for each of {self.columns} actors"
+            raise value_error("capacity", least, self.capacity, "Raise buffer_max_size, or capacity.")
         if self.length >= 2**27 or self.columns * max(self.length, self.stacks.length) >= 2**31:
             must = "below 2^27 per column and 2^31 in all"
             raise value_error("capacity", must, self.capacity, "Lower buffer_max_size, or capacity.")
@@ -366,7 +367,7 @@ class Replay:
             raise value_error("rollout", f"of {n} actors, one per column", rollout.reward.shape[1])
         if self.stacks.longest_rollout < T:
             limit = f"of at most {self.stacks.longest_rollout} rows"
-            raise value_error("rollout", limit, T, "Raise the memory's capacity.")
+            raise value_error("rollout", limit, T, "Raise buffer_max_size, or capacity.")
 
         def shapes(tree: Tree, axes: int) -> dict[str, tuple[tuple[int, ...], str]]:
             named = jax.tree.leaves_with_path(tree)

@@ -90,7 +90,7 @@ class Model:
                     "instead (layer_normalization)."
                 )
         for layer in reversed(list(network._flatten_layers())):  # inner ones first, which the message names
-            _refuse_penalties(layer)
+            _refuse_unlearnable(layer)
         if self.averages and self.recurrent:
             raise SpecError(
                 f"Recurrent networks take no layers with running averages, such as batch normalisation. "
@@ -330,8 +330,13 @@ class Model:
             write(self.network, {**variables["params"], **variables["state"]})
 
 
-def _refuse_penalties(layer: Any) -> None:
+def _refuse_unlearnable(layer: Any) -> None:
     weights = layer.trainable_variables
+    if other := {str(v.dtype) for v in weights} - {"float32"}:
+        raise SpecError(
+            f"Weights are learnt as float32. Received: the layer {layer.name!r} with {other.pop()}. To "
+            "compute with fewer bits, give it dtype='mixed_bfloat16'."
+        )
     penalties = {
         "an activity regularizer": layer.activity_regularizer is not None,
         "a regularizer": any(v.regularizer is not None for v in weights),

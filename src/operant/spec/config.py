@@ -47,8 +47,8 @@ class Option:
     needs: tuple[str, Any] | None = None
     """Another option, and the value of it (or several, as a tuple) without which this one has no effect."""
     settled: bool = False
-    """Whether it must stay the same in a resumed run: only the start of a run reads it, or it is the unit
-    of what was learnt."""
+    """Whether it must stay the same in a resumed run: only the start of a run reads it, it is the unit of
+    what was learnt, or it shapes the program, too."""
 
 
 def option(default: Any, help: str, **meta: Any) -> Any:

@@ -111,7 +111,8 @@ def resumed(directory: str | Path, changes: dict[str, Any]) -> ExperimentConfig:
             f"Agent.load(directory={shown(directory)!r})."
         )
     alone = dict.fromkeys(PROCESSES)
-    run = RunConfig.from_dict({**saved["run"], **limits, **alone, **changes, "run_dir": str(directory)})
+    fresh = {**alone, "quiet": default(RunConfig, "quiet")}
+    run = RunConfig.from_dict({**saved["run"], **limits, **fresh, **changes, "run_dir": str(directory)})
     limit = run.max_steps if changes.get("max_steps") is not None else None
     if limit is not None and 0 < limit <= (reached := _reached(directory, limit)):
         raise UsageError(
@@ -431,6 +432,6 @@ def _farewell(outcome: Any, directory: Path, training: TrainingLoop) -> str:
             lines.append(f"TensorBoard: {quoted('tensorboard', '--logdir', place)}")
         more = " --target-reward none" if outcome.reason == "target" else ""
         if outcome.reason in ("target", "max_steps"):
-            more += f" --max-steps {2 * (run.max_steps or outcome.step)}"
+            more += f" --max-steps {2 * max(run.max_steps or 0, outcome.step)}"
         lines.append(f"Continue:    {resuming(directory, agent, run.env)}{more}")
     return "\n".join(lines)

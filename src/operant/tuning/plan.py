@@ -99,9 +99,10 @@ class StudyPlan(NamedTuple):
 
     def program(self, hyper: Mapping[str, Any], run: Mapping[str, Any]) -> str:
         """Return what trials have in common that one program can train: all but numbers it takes as
-        arguments.
+        arguments. Those that a run must keep may shape it, too: rows of a block, steps of a return.
         """
-        numbers = traced(config_class(self.agent))
+        known = options(config_class(self.agent))
+        numbers = [name for name in traced(config_class(self.agent)) if not known[name].settled]
         same = {
             name: "number" if name in numbers and isinstance(value, int | float) else value
             for name, value in hyper.items()

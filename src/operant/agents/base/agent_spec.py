@@ -26,7 +26,17 @@ from operant.agents.table import (
 from operant.errors import FIELD, CheckpointError, value_error
 from operant.nn import keras_optimizers
 from operant.ops import optimise
-from operant.spec import Config, aliases, build, canonical, data_only, import_object, options, read_json
+from operant.spec import (
+    Config,
+    aliases,
+    build,
+    canonical,
+    data_only,
+    import_object,
+    options,
+    read_json,
+    traced,
+)
 
 UNKNOWN_WIDTH = 256
 """Width that a network given as a file or an object is assumed to have."""
@@ -230,6 +240,24 @@ def _refuse_changes(caller: AgentSpec, default: AgentSpec, loaded: AgentSpec, so
             raise CheckpointError(
                 f"{source} was saved with {name}={saved!r}, and a loaded agent goes on as it was saved. "
                 f"Received: {name}={value!r}. Give the same, or leave it out."
+            )
+
+
+def refuse_numbers(
+    cls: type[Config], here: Mapping[str, Any], saved: Mapping[str, Any], source: str, exchanged: bool = False
+) -> None:
+    """Refuse (CheckpointError) options in force that were saved with other values than the agent has.
+
+    With `exchanged`, a saved number may take the place of another one, but not of a schedule or of None:
+    what was saved of those is a factor.
+    """
+    for name in traced(cls):
+        was, now = saved.get(name, here[name]), here[name]
+        numbers = isinstance(was, int | float) and isinstance(now, int | float)
+        if was != now and not (exchanged and numbers):
+            raise CheckpointError(
+                f"{source} was saved with {name}={was!r}, and goes on with it. The agent has {name}={now!r}. "
+                "Give the same."
             )
 
 

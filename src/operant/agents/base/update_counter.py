@@ -75,11 +75,13 @@ class ReplayCounter(UpdateCounter):
 
     def due(self, state: Any, memory: Tree, block: Rollout, counters: Counters) -> Bool[Array, ""]:
         """Return whether a block makes an update: environment steps passed a multiple of `train_every` times
-        the actors. `counters` and the memory include the block.
+        the actors, or one was asked for and there is anything to learn from. `counters` and the memory
+        include the block.
         """
         initial = self.config.initial_size
-        ready = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
+        filled = (counters.timesteps >= jnp.uint32(initial)) & self.memory.begun(memory, initial)
+        due = filled & passed(counters, block, self.config.train_every * self.actors)
+        due |= state.update_count.forced & (Replay.size(memory) > 0)
         if any(model.recurrent for model in self.models.values()):
-            ready &= Replay.has_sequence(memory, self.sequence_rows)
-        due = passed(counters, block, self.config.train_every * self.actors)
-        return ready & (due | state.update_count.forced)
+            due &= Replay.has_sequence(memory, self.sequence_rows)
+        return due

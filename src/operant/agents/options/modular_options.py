@@ -28,6 +28,7 @@ class UpdateConfig(Config):
         search="int",
         traced=True,
         aliases=("update_frequency",),
+        settled=True,
     )
     start: Scalar = option(
         0,
@@ -65,6 +66,7 @@ class EstimationConfig(Config):
         low=1,
         search="int",
         traced=True,
+        settled=True,
     )
     lam: Scalar = number(
         1.0,
@@ -223,6 +225,7 @@ class ActingConfig(PolicyConfig):
     variable_noise: Scalar | None = number(
         None,
         "Standard deviation of the noise added to the policy's parameters while it explores (default: none)",
+        settled=True,
     )
     distributions: Any = option(
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,9 @@ class Runner(RunStatistics):
         if not options.evaluation:
             with self.agent.hold():  # updates that an earlier run left to make count in this one
                 self.agent.reset()
+            if not self._runs:
+                for text in self.agent.definition.remarks(options.num_timesteps):
+                    logging.getLogger("operant").warning(text)
         self._runs += 1
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)
         with signals.terminable(self._end):

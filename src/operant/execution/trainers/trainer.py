@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from operant import checkpoint
-from operant.agents.base.agent_spec import parse_agent
+from operant.agents.base.agent_spec import parse_agent, refuse_numbers
 from operant.agents.base.compiled import act_independently
 from operant.agents.table import AGENTS, config_class
 from operant.checkpoint import list_checkpoints
@@ -621,6 +621,9 @@ class Trainer:
         place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
         found = checkpoint_in(place, None)
         differing = self._differing(found)
+        agent, saved = self.session.specification["agent"], found.header["specification"]["agent"]
+        config, source = self.session.definition.config, f"The checkpoint {str(found.path)!r}"
+        refuse_numbers(type(config), plain(agent), saved, source, exchanged=True)
         training = self.session.training(self.run_config, None, self._progress)
         try:
             training.restore(found)
@@ -633,8 +636,9 @@ class Trainer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        agent, saved = self.session.specification["agent"], found.header["specification"]["agent"]
-        agent.update({n: saved[n] for n in traced(type(self.session.definition.config)) if n in saved})
+        numbers = {n: x for n in traced(type(config)) if isinstance(x := saved.get(n), int | float)}
+        agent.update(numbers)
+        self.session.definition = self.session.definition._replace(config=config.replace(**numbers))
         self._begun, self._wrote, self._loaded = True, False, str(place)
         self._assign_models()
         return self
@@ -704,6 +708,17 @@ class Trainer:
                 if name in options(type(given)):
                     return getattr(given, name)
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{instead(name, METHODS)}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse options: what is compiled has taken them."""
+            session = vars(self).get("session")
+            for given in () if session is None else (session.definition.config, self.run_config):
+                if name in options(type(given)):
+                    raise AttributeError(
+                        f"{name} is given when the object is made: {type(self).__name__}(..., "
+                        f"{name}={value!r}). A new object goes on from this one's weights: weights=..."
+                    )
+            super().__setattr__(name, value)
 
     @property
     def model(self) -> Any:
