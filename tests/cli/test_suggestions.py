@@ -245,11 +245,9 @@ def test_what_the_end_of_a_run_suggests_works(capsys, tmp_path, monkeypatch):
 
 
 def test_code_in_messages_stays_code():
-    text = (
-        "reset must take a seed, as reset(self, *, seed=None, options=None) of Env. Received: seed=1, lr=2."
-    )
+    text = "reset must take a seed, as reset(self, *, seed=None) of Env. Received: seed=1, lr=2."
     assert parse.readable(text) == (
-        "reset must take a seed, as reset(self, *, seed=None, options=None) of Env. Received: --seed 1, --lr 2."
+        "reset must take a seed, as reset(self, *, seed=None) of Env. Received: --seed 1, --lr 2."
     )
     text = "Give the networks: Agent.load(..., agent={'type': ..., 'model': ...}), or seed=1."
     assert parse.readable(text) == text

@@ -605,7 +605,7 @@ def test_options_of_games_are_refused_where_none_were_made():
     for given, count in ((Plain, 2), ([Plain, Plain], None), ([Plain(), Plain()], None)):
         with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
             make_environments(run, given, count)
-    assert len(closed) == 4  # objects are left open
+    assert len(closed) == 6  # with the two that were timed; objects are left open
     with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
         make_environments(run, create.create(lives, 2))  # which has rules of its own
     as_given = create.create(lives, 2, clip_rewards=True)

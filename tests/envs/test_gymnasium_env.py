@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from operant import PPO
-from operant.envs import Environment, check_env
+from operant.envs import Environment, catalog, check_env
 from operant.envs.gymnasium import adapter as adapter
 from operant.envs.vector import create
 from operant.errors import EnvError, SpaceError, SpecError
@@ -392,3 +392,56 @@ def test_environments_may_tell_their_end_by_0_and_1(number):
         several.reset()
         step = several.step({"action": np.zeros(1, np.int32)})
         assert (step.terminated[0], step.truncated[0]) == (terminal == 1, terminal == 2)
+
+
+def test_wrappers_of_the_registry_are_within_its_limit():
+    wrappers = gymnasium.wrappers
+    both = (wrappers.TimeAwareObservation.wrapper_spec(), wrappers.RecordEpisodeStatistics.wrapper_spec())
+    pendulum = "gymnasium.envs.classic_control:PendulumEnv"
+    gymnasium.register("Timed-v0", pendulum, max_episode_steps=5, additional_wrappers=both)
+    try:
+        env = adapter.make(gymnasium.spec("Timed-v0"), {})
+        with create.create("Timed-v0", 1) as envs:
+            assert envs.spaces.states.components["state"].shape == (4,)
+            assert envs.max_episode_timesteps == 5
+    finally:
+        del gymnasium.registry["Timed-v0"]
+    env.reset(seed=0)
+    steps = [env.step(np.zeros(1, np.float32)) for _ in range(5)]
+    assert steps[-1][3] and steps[-1][4]["episode"]["l"] == 5
+    env.close()
+
+
+class Simulator(Faulty):
+    """Connects when it is reset."""
+
+    def reset(self, *, seed=None, options=None):
+        self.client = 1
+        return super().reset(seed=seed)
+
+    def close(self):
+        del self.client
+
+
+def simulator():
+    return Simulator()
+
+
+def test_what_cannot_be_closed_before_it_is_reset_is_told_of(tests_folder):
+    with pytest.warns(RuntimeWarning, match="client"):
+        assert catalog.native("envs.test_gymnasium_env:simulator") is None
+
+
+def test_frames_of_an_environment_s_own_are_no_number():
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.stacked_frames = [1, 2, 3, 4]
+    assert adapter.stacked_frames(env) is None
+    env.unwrapped.stacked_frames = 4
+    assert adapter.stacked_frames(env) == 4
+
+
+def test_a_vector_has_no_other_mode():
+    vector = gymnasium.make_vec("CartPole-v1", 2)
+    with pytest.raises(SpecError, match="is a vector and has no mode 'processes'"):
+        create.create(vector, mode="processes")
+    vector.close()

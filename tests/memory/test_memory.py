@@ -586,7 +586,7 @@ def test_bytes_of_a_million_atari_rows():
     [
         (
             {"capacity": 5, "columns": 3},
-            "capacity must be at least 6, 2 for each of 3 actors. Received: capacity=5. Raise buffer_max_size, or capacity.",
+            "capacity must be at least 6, 2 for each of 3 actors. Received: capacity=5. Raise buffer_max",
         ),
         ({"capacity": 5, "columns": 0}, "columns must be at least 1"),
         ({"capacity": 2**31}, "capacity must be below 2\\^27 per column"),

@@ -464,6 +464,12 @@ def test_what_only_training_in_keras_would_apply_is_refused(arguments, what):
         build(keras().Sequential([keras().Input((3,)), layer]), VECTOR, Q)
 
 
+@pytest.mark.parametrize("shape", [(10, 10, 3), (40, 40)])
+def test_grids_of_two_values_are_images(shape):
+    model = build("auto", {"state": Leaf("int", shape, num_values=2)}, Q)
+    assert any("conv2d" in name for name in model.init(jax.random.key(0))["params"])
+
+
 def test_weights_of_another_type_are_refused():
     layer = keras().layers.Dense(2, name="d", dtype="bfloat16")
     with pytest.raises(SpecError, match="learnt as float32.*'d' with bfloat16.*dtype='mixed_bfloat16'"):

@@ -361,6 +361,16 @@ def test_classes_evaluate_and_call_back(envs):
 
 
 @pytest.mark.slow
+def test_what_makes_one_object_each_time_is_not_evaluated_in():
+    one = gymnasium.make("CartPole-v1")
+    with operant.PPO([lambda: one], NET, eval_frequency=32, **SMALL) as agent:
+        for call in (lambda: agent.fit(max_steps=64), lambda: agent.evaluate(episodes=1)):
+            with pytest.raises(UsageError, match="makes the same object each time"):
+                call()
+        one.reset()
+        one.step(0)  # it is open
+
+
 def test_classes_evaluate_in_what_they_are_given():
     with pytest.raises(SpecError, match="no other can be made like it.*eval_envs"):
         operant.PPO([Games(), Games()], NET, eval_frequency=100, **SMALL)

@@ -22,6 +22,7 @@ from operant.envs.gymnasium import adapter as adapter
 from operant.envs.gymnasium import envpool, pettingzoo, preprocessing
 from operant.envs.native import ids
 from operant.envs.validated_env import ValidatedEnv
+from operant.envs.validation_errors import close
 from operant.errors import SpecError, UsageError
 from operant.spec import followed, import_object, refuse_code
 
@@ -212,7 +213,7 @@ def native(name: str, **arguments: Any) -> Any:
         return None
     environment = source.make()
     if not is_native(environment):
-        environment.close()
+        close(environment)
         return None
     return environment
 

@@ -141,7 +141,7 @@ class AutoNetwork:
         return graph.vector(x)
 
     def _image(self, graph: Graph, x: Any) -> Any:
-        x = graph.encode(x)
+        x = x if "float" in x.dtype else keras().ops.cast(x, "float32")
         if len(x.shape) == 3:
             x = reshaped(x, (*x.shape[1:], 1))
         large = min(x.shape[1:3]) >= NATURE_SIDE

@@ -18,6 +18,7 @@ from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
+from operant.envs.vector.sync_vector import refuse_shared
 from operant.errors import CheckpointError, SpecError, UsageError, quoted, reading, shown, value_error
 from operant.spec import default, effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
@@ -289,7 +290,9 @@ def evaluating(
         return
     with contextlib.ExitStack() as stack:
         if env is None:
-            env = stack.enter_context(host_vector(run, evaluation_count(run)))
+            env = host_vector(run, evaluation_count(run))
+            refuse_shared(getattr(trainings[0].driver, "env", None), env)
+            stack.enter_context(env)
         evaluator = Evaluator(learner, env)
         for training in trainings:
             folder = None if training.directory is None else training.directory.parent

@@ -108,7 +108,11 @@ def make(spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env:
             "render, video_dir and frame_dir."
         )
     bare = dataclasses.replace(
-        spec, order_enforce=False, disable_env_checker=True, max_episode_steps=None, vector_entry_point=None
+        spec,
+        order_enforce=False,
+        disable_env_checker=True,
+        vector_entry_point=None,
+        max_episode_steps=spec.max_episode_steps if spec.additional_wrappers else None,
     )
     try:
         env = _call(spec, gymnasium.make, bare, **arguments)
@@ -415,7 +419,7 @@ def stacked_frames(env: gymnasium.Env) -> int | None:
     size of Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave
     observations alone.
     """
-    while not hasattr(env, "stacked_frames"):
+    while not isinstance(getattr(env, "stacked_frames", None), int):
         if isinstance(env, FrameStackObservation):
             return env.stack_size if env.stack_size > 1 and _is_stack(env.observation_space) else None
         if not isinstance(env, gymnasium.Wrapper) or not _leaves_observations(env):

@@ -199,9 +199,10 @@ class PreprocessingWrapper(gymnasium.Wrapper):
     def spec(self) -> GymnasiumSpec | None:
         """The environment's spec, with the time limit in steps of `frame_skip` frames."""
         spec = self.env.spec
-        if spec is None or spec.max_episode_steps is None:
+        frames = spec and (spec.max_episode_steps or spec.kwargs.get("max_num_frames_per_episode"))
+        if not frames:
             return spec
-        limit = math.ceil(spec.max_episode_steps / self.settings.frame_skip)
+        limit = math.ceil(frames / self.settings.frame_skip)
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     @property
@@ -304,7 +305,7 @@ def make(spec: GymnasiumSpec, arguments: Mapping[str, Any], settings: Preprocess
             )
         if settings.preprocess or settings.frame_skip > 1:
             env_arguments["frameskip"] = 1  # the id's skip would multiply with ours
-        if settings.preprocess:
+        if settings.preprocess and settings.gray:
             env_arguments["obs_type"] = "grayscale"
     return PreprocessingWrapper(adapter.make(spec, env_arguments), settings)
 

@@ -104,6 +104,13 @@ def _inside(env: SubEnv) -> Any:
     return inner.unwrapped if isinstance(inner, gymnasium.Env) else inner
 
 
+def refuse_shared(training: Any, other: Any) -> None:
+    """Refuse (UsageError) to play or evaluate in an environment that trains: what makes it makes no other."""
+    inner = {id(_inside(env)) for env in getattr(training, "envs", ())}
+    if any(id(_inside(env)) in inner for env in getattr(other, "envs", ())):
+        raise UsageError(f"{other.name!r} makes the same object each time. Let it make a new environment.")
+
+
 def _warn_of_statistics(env: gymnasium.Env, name: str) -> None:
     """Warn of wrappers that normalise by statistics of their own."""
     while isinstance(env, gymnasium.Wrapper):

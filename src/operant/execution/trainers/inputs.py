@@ -288,8 +288,8 @@ def play_env(config: PlayConfig, envs: Any, env: Any, spaces: Spaces, lives: boo
             return environment(config, first, lives)
         if not adapter.is_single(first):
             raise SpecError(
-                f"Played is in an environment like the first one, and another {first!r} cannot be made. Give "
-                "one: env=..."
+                f"To play or evaluate, an environment like the first one is made, and no other {first!r} can "
+                "be made. Give one: env=..."
             )
         other = made_again(first, "rgb_array" if config.watched else None)
         vector = create.create(other, mode="in-process", max_episode_timesteps=limit)
