@@ -605,7 +605,7 @@ def test_options_of_games_are_refused_where_none_were_made():
     for given, count in ((Plain, 2), ([Plain, Plain], None), ([Plain(), Plain()], None)):
         with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
             make_environments(run, given, count)
-    assert len(closed) == 6  # with the two that were timed; objects are left open
+    assert len(closed) == 4  # objects are left open
     with pytest.raises(SpecError, match="clip_rewards is for preprocessed games"):
         make_environments(run, create.create(lives, 2))  # which has rules of its own
     as_given = create.create(lives, 2, clip_rewards=True)
@@ -826,3 +826,22 @@ def test_preprocessing_a_jax_environment_is_refused():
     run = RunConfig.from_dict({"env": "jax:CartPole-v1", "max_steps": 1, "preprocess": True})
     with pytest.raises(SpecError, match=r"Cannot use --preprocess for non-atari environment jax:CartPole-v1"):
         train(ExperimentConfig("ppo", {}, run))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "limit"),
+    [
+        ("PongNoFrameskip-v4", {"preprocess": True}, 27_000),
+        ("PongNoFrameskip-v4", {"preprocess": True, "frame_skip": 2}, 54_000),
+        ("ALE/Pong-v5", {"resize": 84}, 27_000),
+    ],
+)
+def test_the_limit_of_a_game_is_known_in_steps(name, settings, limit):
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    with create.create(name, 1, "in-process", images=settings) as envs:
+        assert envs.max_episode_timesteps == limit
+
+
+def test_a_game_may_have_colours():
+    pytest.importorskip("ale_py", reason="needs the extra 'atari'")
+    assert preprocessed("PongNoFrameskip-v4", gray=False).observation_space.shape == (84, 84, 12)

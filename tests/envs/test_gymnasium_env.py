@@ -436,12 +436,5 @@ def test_frames_of_an_environment_s_own_are_no_number():
     env = gymnasium.make("CartPole-v1")
     env.unwrapped.stacked_frames = [1, 2, 3, 4]
     assert adapter.stacked_frames(env) is None
-    env.unwrapped.stacked_frames = 4
+    env.unwrapped.stacked_frames = np.int64(4)
     assert adapter.stacked_frames(env) == 4
-
-
-def test_a_vector_has_no_other_mode():
-    vector = gymnasium.make_vec("CartPole-v1", 2)
-    with pytest.raises(SpecError, match="is a vector and has no mode 'processes'"):
-        create.create(vector, mode="processes")
-    vector.close()

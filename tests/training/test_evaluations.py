@@ -371,6 +371,7 @@ def test_what_makes_one_object_each_time_is_not_evaluated_in():
         one.step(0)  # it is open
 
 
+@pytest.mark.slow
 def test_classes_evaluate_in_what_they_are_given():
     with pytest.raises(SpecError, match="no other can be made like it.*eval_envs"):
         operant.PPO([Games(), Games()], NET, eval_frequency=100, **SMALL)

@@ -289,9 +289,10 @@ def evaluating(
         yield
         return
     with contextlib.ExitStack() as stack:
-        if env is None:
-            env = host_vector(run, evaluation_count(run))
-            refuse_shared(getattr(trainings[0].driver, "env", None), env)
+        given = env
+        env = host_vector(run, evaluation_count(run)) if given is None else given
+        refuse_shared(getattr(trainings[0].driver, "env", None), env)
+        if given is None:
             stack.enter_context(env)
         evaluator = Evaluator(learner, env)
         for training in trainings:

@@ -419,7 +419,7 @@ def stacked_frames(env: gymnasium.Env) -> int | None:
     size of Gymnasium's `FrameStackObservation` of grey images. Either may be inside wrappers that leave
     observations alone.
     """
-    while not isinstance(getattr(env, "stacked_frames", None), int):
+    while not isinstance(getattr(env, "stacked_frames", None), int | np.integer):
         if isinstance(env, FrameStackObservation):
             return env.stack_size if env.stack_size > 1 and _is_stack(env.observation_space) else None
         if not isinstance(env, gymnasium.Wrapper) or not _leaves_observations(env):

@@ -199,10 +199,14 @@ class PreprocessingWrapper(gymnasium.Wrapper):
     def spec(self) -> GymnasiumSpec | None:
         """The environment's spec, with the time limit in steps of `frame_skip` frames."""
         spec = self.env.spec
-        frames = spec and (spec.max_episode_steps or spec.kwargs.get("max_num_frames_per_episode"))
-        if not frames:
+        if spec is None:
+            return None
+        limit, skipped = spec.max_episode_steps, 1
+        if limit is None:  # ALE counts frames, of which it may skip some itself
+            limit, skipped = spec.kwargs.get("max_num_frames_per_episode"), spec.kwargs.get("frameskip", 1)
+        if not limit:
             return spec
-        limit = math.ceil(frames / self.settings.frame_skip)
+        limit = math.ceil(limit / (self.settings.frame_skip * int(np.min(skipped))))
         return dataclasses.replace(spec, max_episode_steps=limit)
 
     @property

@@ -82,11 +82,8 @@ class _VectorPlan(NamedTuple):
             elif obstacle := _obstacle(sources):
                 reason = f"{measured}, but {obstacle}"
             else:
-                reason = ""
-            probe.close()  # what it has seen depends on the clock
-            if not reason:
+                probe.close()
                 return self.in_processes(f"{measured}, above the {limit} from which processes pay")
-            return self.in_process("; ".join(part for part in (why, reason) if part))
         return self.in_process("; ".join(part for part in (why, reason) if part), probe.envs)
 
 
@@ -235,8 +232,6 @@ def _own_vector(source: EnvSpec, num_envs: int, mode: Mode, keywords: tuple[str,
         source = dataclasses.replace(source, target=made)
         expect_count("n_envs", num_envs, getattr(made, "num_envs", 1), "the vector")
     if source.is_vector:
-        if mode not in ("auto", "native-vector"):
-            raise SpecError(f"{source.name!r} is a vector and has no mode {mode!r}. Leave mode at 'auto'.")
         return _given_vector(source, keywords)
     if source.is_native:
         if mode != "auto":

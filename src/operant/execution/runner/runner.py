@@ -208,7 +208,9 @@ class Runner(RunStatistics):
             with self.agent.hold():  # updates that an earlier run left to make count in this one
                 self.agent.reset()
             if not self._runs:
-                for text in self.agent.definition.remarks(options.num_timesteps):
+                steps = options.num_timesteps
+                steps = None if steps is None else self.agent.timesteps + steps
+                for text in self.agent.definition.remarks(steps):
                     logging.getLogger("operant").warning(text)
         self._runs += 1
         seed = seed_of(self.agent.seed, self.agent.timesteps + self._runs)

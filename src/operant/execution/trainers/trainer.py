@@ -712,14 +712,14 @@ class Trainer:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.{instead(name, METHODS)}")
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Refuse options: what is compiled has taken them."""
+            """Refuse options of the algorithm: what is compiled has taken them."""
             session = vars(self).get("session")
-            for given in () if session is None else (session.definition.config, self.run_config):
-                if name in options(type(given)):
-                    raise AttributeError(
-                        f"{name} is given when the object is made: {type(self).__name__}(..., "
-                        f"{name}={value!r}). A new object goes on from this one's weights: weights=..."
-                    )
+            taken = () if session is None else options(type(session.definition.config))
+            if name in taken and not hasattr(type(self), name):
+                raise AttributeError(
+                    f"{name} is given when the object is made: {type(self).__name__}(..., {name}={value!r}). "
+                    "A new object goes on from this one's weights: weights=..."
+                )
             super().__setattr__(name, value)
 
     @property
