@@ -96,6 +96,7 @@ def test_wandb_itself_says_whether_someone_logged_in(tmp_path):
     program = "import wandb; print(wandb.login(prompt=False, verify=False))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment["NETRC"] = str(tmp_path / "netrc")
+    environment["WANDB_BASE_URL"] = "http://127.0.0.1:9"  # its own may not answer, nor refuse
     ask = [sys.executable, "-c", program]
     assert "False" in subprocess.run(ask, env=environment, capture_output=True, text=True, check=True).stdout
     log_in = [sys.executable, "-m", "wandb", "login", "a" * 40, "--no-verify"]
