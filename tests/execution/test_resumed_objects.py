@@ -1,6 +1,7 @@
 """A program of an algorithm class that is started again: `resume=True`, `load`, and what a failure leaves."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -130,24 +131,16 @@ def test_options_are_not_set_and_say_what_is_in_force():
         assert agent.lr == 1e-3
 
 
-def test_a_resumed_run_speaks_again_and_its_command_goes_on(capsys):
-    words = [
-        "train",
-        "a2c",
-        "--env",
-        "jax:CartPole-v1",
-        "--n-envs",
-        "2",
-        "--n-steps",
-        "64",
-        "--max-steps",
-        "50",
-        "--run-dir",
-        "run",
-    ]
-    assert main([*words, "--quiet"]) == 0
+def test_a_run_that_was_quiet_speaks_when_it_is_resumed(capsys):
+    fitted(100, run_dir="run")
     capsys.readouterr()
     assert main(["train", "--resume", "run", "--max-steps", "200"]) == 0
+    assert "Continue:" in capsys.readouterr().out
+
+
+def test_the_command_to_continue_goes_on_from_a_rollout_longer_than_the_run(capsys):
+    begin = "train a2c --env jax:CartPole-v1 --n-steps 64 --max-steps 10 --run-dir run --model [4]"
+    assert main(shlex.split(begin)) == 0
     command = capsys.readouterr().out.partition("Continue:")[2].split()
     assert command[:2] == ["operant", "train"]
     assert main(command[1:]) == 0

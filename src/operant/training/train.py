@@ -18,7 +18,7 @@ from operant.agents.base.learner import Learner
 from operant.agents.table import config_class
 from operant.envs.catalog import full_id, is_own
 from operant.envs.vector.base import VectorEnv
-from operant.envs.vector.sync_vector import refuse_shared
+from operant.envs.vector.sync_vector import refuse_repeated
 from operant.errors import CheckpointError, SpecError, UsageError, quoted, reading, shown, value_error
 from operant.spec import default, effective, options, plain, presets, runtime, traced
 from operant.spec.run import PROCESSES, TOGETHER, RunConfig, located
@@ -289,10 +289,10 @@ def evaluating(
         yield
         return
     with contextlib.ExitStack() as stack:
-        given = env
-        env = host_vector(run, evaluation_count(run)) if given is None else given
-        refuse_shared(getattr(trainings[0].driver, "env", None), env)
-        if given is None:
+        made = env is None
+        env = host_vector(run, evaluation_count(run)) if env is None else env
+        refuse_repeated(run.env, getattr(trainings[0].driver, "env", None), env)
+        if made:  # closed only then: what is refused trains
             stack.enter_context(env)
         evaluator = Evaluator(learner, env)
         for training in trainings:

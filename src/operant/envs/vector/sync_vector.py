@@ -104,11 +104,13 @@ def _inside(env: SubEnv) -> Any:
     return inner.unwrapped if isinstance(inner, gymnasium.Env) else inner
 
 
-def refuse_shared(training: Any, other: Any) -> None:
-    """Refuse (UsageError) to play or evaluate in an environment that trains: what makes it makes no other."""
-    inner = {id(_inside(env)) for env in getattr(training, "envs", ())}
-    if any(id(_inside(env)) in inner for env in getattr(other, "envs", ())):
-        raise UsageError(f"{other.name!r} makes the same object each time. Let it make a new environment.")
+def refuse_repeated(name: str, *vectors: Any) -> None:
+    """Refuse (UsageError) an object that is twice among the environments of vectors that step by themselves,
+    as in one that trains and one that evaluates.
+    """
+    inside = [id(_inside(env)) for vector in vectors for env in getattr(vector, "envs", ())]
+    if len(set(inside)) < len(inside):
+        raise UsageError(f"{name!r} makes the same object each time. Let it make a new environment.")
 
 
 def _warn_of_statistics(env: gymnasium.Env, name: str) -> None:
@@ -146,8 +148,7 @@ class SyncVectorEnv(VectorEnv):
         self.spaces = self.envs[0].spaces
         self.name = name
         names = [f"Environment {i}" for i in range(self.num_envs)]
-        if len({id(_inside(env)) for env in self.envs}) < self.num_envs:
-            raise UsageError(f"{name!r} makes the same object each time. Let it make a new environment.")
+        refuse_repeated(name, self)
         refuse_different([env.spaces for env in self.envs], names)
         limits = [env.limit for env in self.envs]
         finite_limits = [limit for limit in limits if limit is not None]

@@ -27,7 +27,7 @@ from operant.agents.base.compiled import act_independently
 from operant.agents.table import AGENTS, config_class
 from operant.checkpoint import list_checkpoints
 from operant.envs.vector.base import VectorStep
-from operant.envs.vector.sync_vector import refuse_shared
+from operant.envs.vector.sync_vector import refuse_repeated
 from operant.errors import (
     METHODS,
     CheckpointError,
@@ -562,7 +562,7 @@ class Trainer:
         config = PlayConfig.from_dict(options).located()
         spaces = self.session.environments.spaces
         vector = inputs.play_env(config, self._envs, env, spaces, self.run_config.episodic_life)
-        refuse_shared(self.session.environments.vector, vector)
+        refuse_repeated(vector.name, self.session.environments.vector, vector)
         played = run_episodes(
             self.session.learner,
             self.session.driver.learnt,
